@@ -113,6 +113,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.write.stats import WriterStats as WriterStats
     from wal3_core.log.write.writer import LogWriter as LogWriter
     from wal3_core.model.cursor import Cursor as Cursor
+    from wal3_core.model.cursor import Extension as Extension
+    from wal3_core.model.cursor import Owner as Owner
     from wal3_core.model.fragment import FragmentPointer as FragmentPointer
     from wal3_core.model.garbage import Garbage as Garbage
     from wal3_core.model.manifest import Manifest as Manifest
@@ -141,7 +143,6 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.snapshot import Snapshot as Snapshot
     from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
     from wal3_core.model.splice import Replacement as Replacement
-    from wal3_core.model.subscription import Subscribed as Subscribed
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
@@ -234,6 +235,7 @@ _HOMES = {
     "DueDocument": "wal3_core.log.collect.deleter",
     "Engine": "wal3_core.compaction.engine",
     "Erased": "wal3_core.compaction.receipt",
+    "Extension": "wal3_core.model.cursor",
     "FeedMessage": "wal3_core.views.feed.messages",
     "FeedReader": "wal3_core.views.feed.feed_reader",
     "FeedSubscription": "wal3_core.views.feed.feed_subscription",
@@ -287,6 +289,7 @@ _HOMES = {
     "OutdatedPlanError": "wal3_core.errors",
     "OverloadedError": "wal3_core.errors",
     "Overtaken": "wal3_core.log.collect.pruner",
+    "Owner": "wal3_core.model.cursor",
     "PassRecord": "wal3_core.model.pass_record",
     "Pin": "wal3_core.model.pin",
     "PinStore": "wal3_core.storage.documents.pin_store",
@@ -328,7 +331,6 @@ _HOMES = {
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
     "Stretch": "wal3_core.model.rollup_plan",
-    "Subscribed": "wal3_core.model.subscription",
     "SubscriptionOptions": "wal3_core.views.feed.subscription_options",
     "TailMismatchError": "wal3_core.errors",
     "ThreadRuntime": "wal3_core.runtime.threads",

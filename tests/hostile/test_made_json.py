@@ -180,16 +180,19 @@ UNCHECKED = {
     "cursor": CURSOR,
     "cursor_of_keys": {
         *CURSOR,
-        ("keys", ""),
-        ("keys", "YQA="),
+        ("carried_from",),
+        # The owner's, which alone reads it.
+        ("extension", "terms", "prefix"),
+        *(("extension", "ahead", "keys", key) for key in ("", "YQ==", "YQA=")),
+        ("extension", "limit"),
     },
     "cursor_of_a_subscription": {
         *CURSOR,
-        ("subscribed", "token"),
-        ("subscribed", "topics", 0, "pattern"),
-        ("subscribed", "topics", 1, "pattern"),
-        # Ranges of offsets: their last digit.
-        ("subscribed", "done"),
+        ("extension", "terms", "token"),
+        ("extension", "terms", "topics", 0, "pattern"),
+        ("extension", "terms", "topics", 1, "pattern"),
+        ("extension", "ahead", "done"),
+        ("extension", "limit"),
     },
     "cursor_of_a_writer": {
         *CURSOR,

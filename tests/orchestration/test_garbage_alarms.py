@@ -10,7 +10,7 @@ import pytest
 
 from tests.orchestration.checked import found_bad
 from tests.spec.collecting import ClockStore
-from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, Subscribed, destroy
+from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, destroy
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
@@ -134,7 +134,7 @@ def test_subscription_that_pins_nothing_is_not_behind(memory_store: ObjectStore)
         writer.append_many([b"x", b"y"])
     cursors = CursorStore(memory_store, "a")
     for name, pins in (("kept", True), ("unpinned", False)):
-        cursors.init(name, LogPosition(1, 0), subscribed=Subscribed(token="0" * 16, topics=("*",), pins=pins))
+        cursors.init(name, LogPosition(1, 0), pins=pins)
 
     survey = survey_log(memory_store, "a", CollectorOptions())
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance
 
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Subscribed, WriterOptions, open_store
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
@@ -46,7 +46,7 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     cursors = CursorStore(store, "team/events")
     cursors.init("reader", LogPosition(5, 0))
     cursors.init("tail", LogPosition(2 * appended + 1, 0))
-    cursors.init("unpinned", LogPosition(1, 0), subscribed=Subscribed(token="0" * 16, topics=("*",), pins=False))
+    cursors.init("unpinned", LogPosition(1, 0), pins=False)
     instance.add_dynamic_partitions(LOGS_NAME, ["team/events"])
 
     result = run("manifest_job", run_request("team/events", "team/events"))

@@ -32,6 +32,7 @@ from wal3_core import (
 )
 from wal3_core import collect as collect_all
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.model.cursor import Owner
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -223,8 +224,8 @@ def test_cursors_follow_the_source_s_within_the_copy(store: ObjectStore) -> None
 def test_update_with_cursors_goes_on_while_a_collection_is_announced_in_the_copy(store: ObjectStore) -> None:
     """Its collector may have died: cursors below what it keeps are left out, and a writer's is put there."""
     backed_up(store, 9)
-    for name in ("reader", "writer-w"):
-        CursorStore(store, "a").init(name, LogPosition(3, 0))
+    for name, owner in (("reader", Owner.CONSUMER), ("writer-w", Owner.WRITER)):
+        CursorStore(store, "a").init(name, LogPosition(3, 0), owner=owner)
     collector = Collector(store, "b", options=NOW)
     collector.announce(collector.plan(8))
     fill(store, "a", 2)

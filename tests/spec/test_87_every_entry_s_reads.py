@@ -176,7 +176,7 @@ def delete(store: ObjectStore) -> object:
 def read_by_key(store: ObjectStore) -> object:
     with KeyedLog.open(store, "a") as log:
         log.append(b"k", b"1", expect_tail=0)
-        consumer = log.consumer("c")
+        consumer = log.consumer("k")
         consumer.finish(next(log.scan(b"k")))
         consumer.save()
         return (

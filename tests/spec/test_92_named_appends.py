@@ -30,6 +30,7 @@ from wal3_core import (
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.write.staged_install import Once, install_staged
+from wal3_core.model.cursor import Owner
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.runtime import shared_runtime
@@ -344,9 +345,9 @@ def test_log_that_is_restored_under_another_name_knows_the_batches_of_a_series(l
     assert append(log, 2)
 
 
-def test_refused_rows_stay_orphans_and_cursor_of_an_older_version_is_read(log: MemoryStore) -> None:
+def test_refused_rows_stay_orphans_and_cursor_that_names_no_append_yet_is_read(log: MemoryStore) -> None:
     store = CursorStore(log, "a")
-    store.init("writer-copier", manifest_of(log).next.position)
+    store.init("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
     assert [append(log, number) for number in (1, 1)] == [False, True]
     before = fragments(log)
     with pytest.raises(NotDurableError):
@@ -377,7 +378,7 @@ def test_cursor_that_an_operator_moved_knows_the_appends_still(log: MemoryStore)
     # Another cursor of the name, in a copy, keeps nothing of this one.
     copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     store.delete("writer-copier")
-    store.init("writer-copier", manifest_of(log).next.position)
+    store.init("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
     update_copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     copied = CursorStore(backup, "a").load("writer-copier")
     assert copied is not None

@@ -15,7 +15,6 @@ from wal3_core import (
     copy,
     update_copy,
 )
-from wal3_core.model.offset_ranges import OffsetRanges
 
 from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, taken
@@ -36,12 +35,6 @@ def test_copy_has_the_subscription_and_acknowledges_nothing_behind_its_end(memor
     copied = FeedSubscription.open(memory_store, "g", "s", options=AT_ONCE)
 
     assert messages(taken(copied)) == [1, 3, 4, 6]
-    witness = CursorStore(memory_store, "f").load("s")
-    assert witness is not None
-    assert witness.cursor.subscribed is not None
-    cut = witness.cursor.within(LogPosition(4, 0))
-    assert cut.subscribed is not None
-    assert (cut.position.offset, cut.subscribed.done) == (1, OffsetRanges(((2, 3),)))
 
 
 @pytest.mark.parametrize(("before", "after"), [(UNPINNED, AT_ONCE), (AT_ONCE, UNPINNED), (AT_ONCE, AT_ONCE)])

@@ -18,13 +18,14 @@ from wal3_core import (
     GarbageCollectedError,
     LogAt,
     LogPosition,
-    Subscribed,
     copy,
     scrub,
     update_copy,
 )
 from wal3_core.fleet.pressure import measure
+from wal3_core.model.cursor import Owner
 from wal3_core.runtime import shared_runtime
+from wal3_core.views.feed.subscribed import Subscribed
 
 from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, put_back, taken
@@ -172,14 +173,14 @@ def test_cursor_that_begins_to_pin_where_the_log_was_collected_is_refused(
     memory_store: MemoryStore, *, moved: bool
 ) -> None:
     published(memory_store, range(1, 30))
-    cursors, subscribed = CursorStore(memory_store, "f"), Subscribed(token="0" * 16, topics=("*",), pins=False)
-    witness = cursors.init("s", LogPosition(1, 0), subscribed=subscribed)
+    cursors = CursorStore(memory_store, "f")
+    witness = cursors.init("s", LogPosition(1, 0), owner=Owner.SUBSCRIPTION, pins=False)
     if moved:
-        witness = cursors.save("s", LogPosition(2, 0), witness, subscribed=subscribed)
+        witness = cursors.save("s", LogPosition(2, 0), witness)
     collected_to(memory_store, "f", 20)
 
     with pytest.raises(GarbageCollectedError, match="it is now at 20"):
-        cursors.save("s", LogPosition(3, 0), witness, subscribed=replace(subscribed, pins=True))
+        cursors.carry("s", replace(witness.cursor, position=LogPosition(3, 0), pins=True), witness)
 
     assert cursors.offsets() == {"s": 20}
 
@@ -192,9 +193,10 @@ def test_copy_has_the_subscription_that_does_not_pin_and_its_gap(memory_store: M
     collected_to(memory_store, "f", 20)
     copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)
     if updated:
-        position = LogPosition(1, 0)
-        subscribed = Subscribed(token="0" * 16, topics=("*",), pins=False)
-        CursorStore(memory_store, "f").init("s", position, subscribed=subscribed)
+        extension = Subscribed(token="0" * 16, topics=("*",)).extension(1)
+        CursorStore(memory_store, "f").init(
+            "s", LogPosition(1, 0), owner=Owner.SUBSCRIPTION, pins=False, extension=extension
+        )
         update_copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)
 
     copied = FeedSubscription.open(memory_store, "g", "s", start="end", options=UNPINNED)

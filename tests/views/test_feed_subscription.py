@@ -123,7 +123,7 @@ def test_full_subscription_waits_without_requests_until_a_message_is_due_again()
 
 
 # What remembers acknowledgements.
-KEEPING = ("*/wal3_core/views/feed/*", "*/wal3_core/model/subscription.py", "*/wal3_core/model/offset_ranges.py")
+KEEPING = ("*/wal3_core/views/feed/*", "*/wal3_core/model/cursor.py", "*/wal3_core/model/offset_ranges.py")
 
 
 def held_bytes() -> int:
@@ -375,7 +375,7 @@ def test_cursor_of_something_else_is_not_taken_over(memory_store: MemoryStore) -
     published(memory_store, [1])
     CursorStore(memory_store, "f").init("s", LogPosition(1, 0))
 
-    with pytest.raises(InvalidRequestError, match="something else"):
+    with pytest.raises(InvalidRequestError, match="found that of a consumer"):
         opened(memory_store)
 
 

@@ -13,8 +13,10 @@ from tests.stores import FaultyStore, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, records_of
 from wal3_core import (
     Cleanup,
+    CorruptError,
     CursorConflictError,
     CursorStore,
+    Extension,
     InvalidRequestError,
     KeyCompactor,
     KeyCompactorOptions,
@@ -24,6 +26,7 @@ from wal3_core import (
     LogReplacedError,
     LogWriter,
     Message,
+    Owner,
     Policy,
     PolicyStore,
     Record,
@@ -35,8 +38,10 @@ from wal3_core import (
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.views.keyed.keyed_consumer import extension_of
 
 if TYPE_CHECKING:
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -230,18 +235,41 @@ def test_consumer_of_a_log_that_was_replaced_creates_no_cursor_in_the_other_one(
     assert CursorStore(memory_store, LOG).load("c") is None
 
 
-@pytest.mark.parametrize("keys", [[(b"a", 4)], [("a", 2)], [(b"a", "2")], [b"ab"], [(b"a",)], [(b"a", 2), None]])
-def test_positions_of_keys_that_are_none_or_beyond_the_end_are_not_saved(
-    memory_store: MemoryStore, keys: list[tuple[bytes, int]]
-) -> None:
+def test_positions_of_keys_that_are_beyond_the_end_are_not_saved(memory_store: MemoryStore) -> None:
     fill(memory_store, [b"a", b"b"])
     cursors = CursorStore(memory_store, LOG)
-    witness = cursors.init("c", LogPosition(1, 0))
+    witness = cursors.init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER)
 
-    with pytest.raises(InvalidRequestError):
-        cursors.save("c", LogPosition(1, 0), witness, keys=keys)
+    with pytest.raises(InvalidRequestError, match="expected an offset from 1 to 3, found 4"):
+        cursors.save("c", LogPosition(1, 0), witness, extension=extension_of(b"", ((b"a", 4),)))
 
     assert cursors.load("c") == witness
+
+
+@pytest.mark.parametrize(
+    ("keys", "limit"),
+    [({"YQ==": 1}, 3), ({"YQ==": 4}, 3), ({"a": 2}, 3), ({"YQ": 2}, 3), ({"YQ==": "2"}, 3), ({"YQ==": 2, "": None}, 3)],
+)
+def test_positions_of_keys_that_are_none_are_refused_when_the_consumer_is_opened(
+    memory_store: MemoryStore, keys: JsonObject, limit: int
+) -> None:
+    log = fill(memory_store, [b"a", b"b"])
+    told = Extension(ahead={"keys": keys}, limit=limit)
+    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER, extension=told)
+
+    with pytest.raises(CorruptError, match="consumer c"):
+        log.consumer("c")
+
+
+def test_consumer_of_other_keys_does_not_take_the_cursor(memory_store: MemoryStore) -> None:
+    """It would be moved over records of keys that the other one does not look at."""
+    log = fill(memory_store, [b"a1", b"b1"])
+    log.consumer("c", prefix=b"a").save()
+
+    with pytest.raises(InvalidRequestError, match="expected a consumer of keys with the prefix b'b'"):
+        log.consumer("c", prefix=b"b")
+
+    assert [each.key for each in log.consumer("c", prefix=b"a").follow(idle_s=0)] == [b"a1"]
 
 
 def test_cursor_that_is_moved_by_hand_forgets_the_keys_and_skips_none(memory_store: MemoryStore) -> None:
@@ -252,7 +280,7 @@ def test_cursor_that_is_moved_by_hand_forgets_the_keys_and_skips_none(memory_sto
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.load("c")
     assert witness is not None
-    assert witness.cursor.keys == ((b"a", 4),)
+    assert witness.cursor.extension == extension_of(b"", ((b"a", 4),))
 
     cursors.save("c", LogPosition(2, 0), witness)
 
@@ -325,7 +353,7 @@ def test_updated_copy_gives_what_was_finished_in_it_alone(memory_store: MemorySt
     trial = KeyedLog.open(memory_store, "copy").consumer("c")
     trial.finish(next(log.scan(b"c")))
     trial.save()
-    assert CursorStore(memory_store, "copy").list()["c"].cursor.keys == ((b"c", 4),)
+    assert CursorStore(memory_store, "copy").list()["c"].cursor.extension == extension_of(b"", ((b"c", 4),))
 
     moved = update_copy(LogAt(memory_store, LOG), LogAt(memory_store, "copy"), with_cursors=True)
 

@@ -16,7 +16,7 @@ from wal3_core.errors import CorruptError, KeyCompactionRefusedError
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.log.read.scan import select
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import WRITER_CURSOR, is_dirty_log
+from wal3_core.model.paths import is_dirty_log
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED
 
@@ -197,8 +197,7 @@ def cursor_offsets(stores: LogStores, *, keeps_all: bool) -> dict[str, int]:
     A pass that ``keeps_all`` records still changes their paths.
     """
     try:
-        offsets = stores.cursors.offsets()
-        return {name: at for name, at in offsets.items() if name.startswith(WRITER_CURSOR) or not keeps_all}
+        return stores.cursors.offsets(writers_alone=keeps_all)
     except CorruptError as error:
         message = f"log {stores.url}: nothing is compacted while a cursor cannot be read: {error}"
         raise KeyCompactionRefusedError(message) from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, integer, optional, several
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.model.cursor import BYTES_MAX, Cursor
+from wal3_core.model.cursor import BYTES_MAX, Cursor, consumes
 from wal3_core.model.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
 from wal3_core.model.policy import UNPROCESSED_MIN
 from wal3_core.model.pressure import pressure_of
@@ -101,12 +101,12 @@ def measure(
 
 
 def _cursors(manifests: ManifestStore, runtime: Runtime, retry: RetryOptions) -> dict[str, int]:
-    """Load the offsets of a log's cursors one by one: a shared worker must not wait for others."""
+    """Load the offsets of a log's consumers one by one: a shared worker must not wait for others."""
     cursors = NamedStore(manifests, runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)
     found = {}
     for meta in manifests.objects.list_objects(CURSOR_FOLDER):
         name = cursor_name(meta.path)
         seen = cursors.load(cursor_path(name))
-        if seen is not None and seen.document.pins:
+        if seen is not None and seen.document.pins and consumes(name, seen.document):
             found[name] = seen.document.position.offset
     return found

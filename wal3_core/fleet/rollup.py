@@ -27,6 +27,7 @@ from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.compacting import move_fence
+from wal3_core.model.cursor import Owner
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.marker import fold, life_of_log
 from wal3_core.model.paths import check_log_name
@@ -122,7 +123,7 @@ class RollUp:
     def _begin(self) -> tuple[Stretch, Manifest]:
         stores = self._stores
         manifest = stores.manifests.load().manifest
-        witness = stores.cursors.load(ROLLUP)
+        witness = stores.cursors.load(ROLLUP, Owner.ROLLUP)
         if witness is not None and witness.cursor.position.offset > manifest.next.position.offset:
             # Another roll-up moved it beyond the end of this manifest.
             manifest = stores.manifests.load().manifest
@@ -179,7 +180,7 @@ class RollUp:
         if stretch.log_id != stores.manifests.log_id():
             message = f"log {stores.url}: expected a plan of log {stores.manifests.log_id()}, found one of another life"
             raise LogReplacedError(message)
-        witness = stores.cursors.load(ROLLUP)
+        witness = stores.cursors.load(ROLLUP, Owner.ROLLUP)
         if _generation(witness) != stretch.generation:
             return self._finished(RollUpEnd.OVERTAKEN, plan, 0, 0)
         fenced = replace(plan, logs=tuple(self._fence_overdue(plan)))
@@ -278,10 +279,10 @@ def _generation(witness: Witness | None) -> int:
 def _advance(stores: LogStores, limit: LogPosition, witness: Witness | None) -> None:
     """Move the cursor from the version that the plan was read with; create it if there was none."""
     if witness is not None:
-        stores.cursors.save(ROLLUP, limit, witness)
+        stores.cursors.save(ROLLUP, limit, witness, owner=Owner.ROLLUP)
         return
     # Before the cursor, which ends this: a dirty log that was rolled up whole is collected whole.
     policy = stores.policies.load()
     if policy.collects and policy.percent_max is None:
         stores.policies.change(lambda policy: replace(policy, percent_max=policy.percent_max or 100))
-    stores.cursors.init(ROLLUP, limit)
+    stores.cursors.init(ROLLUP, limit, owner=Owner.ROLLUP)

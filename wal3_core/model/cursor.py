@@ -1,11 +1,13 @@
-"""Cursors: named positions; every record at or after one is kept, unless it is a subscription's that pins nothing."""
+"""Cursors: named positions; every record at or after one is kept, unless its owner said that it keeps none.
+
+A cursor has an owner, whose kind it says. What the owner knows beside the position is its ``Extension``: the core takes
+it along and never reads it. Source: docs/protocol.md, "Cursors".
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -14,25 +16,98 @@ from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
 from wal3_core.model.paths import NO_LOG, WRITER_CURSOR, LogId, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import check_format_version
-from wal3_core.model.subscription import Subscribed
 
 if TYPE_CHECKING:
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 2
 BYTES_MAX = 2**18
-# Of a consumer by key. Collections read every cursor, so that it stays small.
-KEYS_MAX = 8192
+
+
+class Owner(StrEnum):
+    """The kind of what a cursor belongs to. Only that, and an operator, moves it."""
+
+    CONSUMER = "consumer"
+    KEYED_CONSUMER = "consumer-by-key"
+    SUBSCRIPTION = "subscription"
+    WRITER = "writer"
+    ROLLUP = "roll-up"
+    QUEUE = "queue"
+
+    @property
+    def consumes(self) -> bool:
+        """Whether what its cursors have passed is processed."""
+        return self in {Owner.CONSUMER, Owner.KEYED_CONSUMER, Owner.SUBSCRIPTION}
+
+    @property
+    def described(self) -> str:
+        """The owner, in words."""
+        return _DESCRIBED[self]
+
+
+_DESCRIBED = {
+    Owner.CONSUMER: "a consumer",
+    Owner.KEYED_CONSUMER: "a consumer by key",
+    Owner.SUBSCRIPTION: "a subscription to a feed",
+    Owner.WRITER: "a writer that repeats appends",
+    Owner.ROLLUP: "a roll-up",
+    Owner.QUEUE: "a queue's broker",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What an owner keeps in its cursor beside the position, as JSON that only the owner reads.
+
+    ``terms`` say what the owner is, and stay with the cursor. ``ahead`` says what is processed at and after the
+    position, below the offset ``limit``. It is forgotten when anyone but the owner moves the cursor, and in a log that
+    ends before ``limit``: then those records are given again.
+    """
+
+    terms: JsonObject = field(default_factory=dict)
+    ahead: JsonObject = field(default_factory=dict)
+    limit: int = 0
+
+    @property
+    def behind(self) -> Extension:
+        """It, without what it says of records at and after the position."""
+        return Extension(terms=self.terms)
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        terms: JsonObject = {"terms": self.terms} if self.terms else {}
+        ahead: JsonObject = {"ahead": self.ahead, "limit": self.limit} if self.ahead else {}
+        return {**terms, **ahead}
+
+    @classmethod
+    def from_json(cls, fields: Fields, position: LogPosition) -> Extension:
+        """Read from a JSON object beside a position."""
+        found = cls(
+            terms=fields.json("terms") if fields.has("terms") else {},
+            ahead=fields.json("ahead") if fields.has("ahead") else {},
+            limit=fields.integer("limit") if fields.has("limit") else 0,
+        )
+        fields.finish()
+        if bool(found.ahead) != (found.limit > position.offset):
+            message = (
+                f"{fields.what}: expected something ahead below a limit behind offset {position.offset}, or neither,"
+                f" found {len(found.ahead)} fields ahead below {found.limit}"
+            )
+            raise CorruptError(message)
+        return found
+
+
+NO_EXTENSION = Extension()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """A position, when it was written (microseconds since the epoch) and by whom.
 
-    ``keys`` are those of a consumer by key that are ahead of the position, rising, each with the offset from which on
-    its records are not processed. They keep no records: the position does. ``log_id`` and ``writer`` are set when it
-    is written. ``subscribed`` is what a subscription to a feed adds; no cursor has both. ``appends`` are the
-    last ones of a writer that names them, the newest last.
+    ``owner`` is None in a cursor that an earlier version wrote: the first that uses it becomes its owner. One that does
+    not ``pin`` keeps no records. ``log_id`` and ``writer`` are set when it is written. ``appends`` are the last ones
+    of a writer that names them, the newest last. ``carried_from`` is the life of the log whose cursor this one follows,
+    as long as only updates of a copy have moved it.
     """
 
     position: LogPosition
@@ -40,47 +115,38 @@ class Cursor:
     generation: int
     log_id: LogId = NO_LOG
     writer: str = ""
-    keys: tuple[tuple[bytes, int], ...] = ()
-    subscribed: Subscribed | None = None
+    owner: Owner | None = None
+    pins: bool = True
+    extension: Extension = NO_EXTENSION
     appends: tuple[NamedAppend, ...] = ()
-
-    @property
-    def pins(self) -> bool:
-        """Whether it keeps the records at and after it."""
-        return self.subscribed is None or self.subscribed.pins
+    carried_from: LogId = NO_LOG
 
     def within(self, limit: LogPosition) -> Cursor:
-        """Return it for a log that ends at ``limit``: nothing behind that is processed there.
-
-        ``keys`` are forgotten, so that their records are given again.
-        """
-        offset = min(self.position.offset, limit.offset)
-        position = self.position if self.position.offset <= limit.offset else limit
-        subscribed = self.subscribed
-        if subscribed is not None:
-            subscribed = replace(subscribed, done=subscribed.done.between(offset, limit.offset))
+        """Return it for a log that ends at ``limit``: nothing behind that is processed there."""
+        stays = self.position.offset <= limit.offset
+        told = self.extension if stays and self.extension.limit <= limit.offset else self.extension.behind
         appends = tuple(each.within(limit.offset) for each in self.appends)
-        return replace(self, position=position, subscribed=subscribed, keys=(), appends=appends)
+        return replace(self, position=self.position if stays else limit, extension=told, appends=appends)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
-        subscribed = self.subscribed
+        extension = self.extension.to_json()
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
                 "log_id": self.log_id,
                 "generation": self.generation,
                 "position": self.position.to_json(),
-                **self._keys_to_json(),
                 "epoch_us": self.epoch_us,
                 "writer": self.writer,
-                **({} if subscribed is None else {"subscribed": subscribed.to_json(self.position.offset)}),
+                # Of a writer, the appends say it.
+                **({"owner": str(self.owner)} if self.owner and not self.appends else {}),
+                **({} if self.pins else {"unpinned": True}),
+                **({"extension": extension} if extension else {}),
                 **({"appends": [each.to_json() for each in self.appends]} if self.appends else {}),
+                **({"carried_from": self.carried_from} if self.carried_from else {}),
             }
         )
-
-    def _keys_to_json(self) -> JsonObject:
-        return {"keys": {base64.b64encode(key).decode(): offset for key, offset in self.keys}} if self.keys else {}
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str) -> Cursor:
@@ -88,82 +154,101 @@ class Cursor:
         return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
 
     @classmethod
-    def from_fields(cls, fields: strict_json.Fields) -> Cursor:
+    def from_fields(cls, fields: Fields) -> Cursor:
         """Read from a JSON object."""
         check_format_version(fields, FORMAT_VERSION)
         position = LogPosition.from_json(fields.object("position"))
-        subscribed = (
-            Subscribed.from_json(fields.object("subscribed"), position.offset) if fields.has("subscribed") else None
-        )
         cursor = cls(
             log_id=check_log_id(fields.string("log_id"), fields.what),
             generation=fields.integer("generation"),
             position=position,
             epoch_us=fields.integer("epoch_us"),
             writer=fields.string("writer"),
-            keys=_keys_from(fields) if fields.has("keys") else (),
-            subscribed=subscribed,
+            owner=_owner_from(fields),
+            pins=not fields.is_set("unpinned"),
+            extension=(
+                Extension.from_json(fields.object("extension"), position) if fields.has("extension") else NO_EXTENSION
+            ),
             appends=_appends_from(fields) if fields.has("appends") else (),
+            carried_from=check_log_id(fields.string("carried_from"), fields.what)
+            if fields.has("carried_from")
+            else NO_LOG,
         )
+        cursor = _of_earlier_version(cursor, fields)
         fields.finish()
-        cursor.check(fields.what)
         return cursor
 
-    def check_plain(self, what: str) -> None:
-        """Refuse to read by the cursor of something else: what it passes would count as acknowledged, or not appended.
+    def may_be_of(self, owner: Owner) -> bool:
+        """Tell whether it belongs to this kind of owner, or may be adopted by it: an earlier version did not say."""
+        # A writer names appends in its cursor from the first on, and a subscription its topics.
+        adopts = self.owner is None and owner not in {Owner.WRITER, Owner.SUBSCRIPTION}
+        return self.owner is owner or adopts
 
-        InvalidRequestError names ``what`` was to read.
+    def check_owner(self, owner: Owner, what: str) -> None:
+        """Refuse another kind of owner: what that has read or appended would be passed over.
+
+        InvalidRequestError names ``what`` was to use it.
         """
-        if self.subscribed is not None or self.appends:
-            found = "a subscription to a feed" if self.subscribed is not None else "a writer that repeats appends"
-            message = f"{what}: expected the cursor of a consumer, found that of {found}: take another name"
+        if not self.may_be_of(owner):
+            found = "a consumer, by an earlier version" if self.owner is None else self.owner.described
+            message = (
+                f"{what}: expected the cursor of {owner.described}, found that of {found}: take another name, or delete"
+                f" that cursor"
+            )
             raise InvalidRequestError(message)
 
-    def check(self, what: str) -> None:
-        """Refuse keys that are not in order, or not ahead of the position, or in the cursor of a subscription."""
-        if self.keys and self.subscribed is not None:
-            message = f"{what}: expected the cursor of a consumer by key, or of a subscription, found one of both"
+
+def is_writers(name: str, cursor: Cursor) -> bool:
+    """Tell whether a cursor is that of a writer that repeats appends; earlier versions show it by its name alone."""
+    return cursor.owner is Owner.WRITER or (cursor.owner is None and name.startswith(WRITER_CURSOR))
+
+
+def consumes(name: str, cursor: Cursor) -> bool:
+    """Tell whether what a cursor has passed is processed."""
+    return not is_writers(name, cursor) and (cursor.owner is None or cursor.owner.consumes)
+
+
+def _owner_from(fields: Fields) -> Owner | None:
+    if not fields.has("owner"):
+        return None
+    found = fields.string("owner")
+    if found not in list(Owner):
+        message = f"{fields.what}: field owner: expected one of {', '.join(Owner)}, found {ascii(found)[:80]}"
+        raise CorruptError(message)
+    return Owner(found)
+
+
+def _of_earlier_version(cursor: Cursor, fields: Fields) -> Cursor:
+    """Read what earlier versions wrote in place of an owner and its extension."""
+    if cursor.appends and cursor.owner is None:
+        cursor = replace(cursor, owner=Owner.WRITER)
+    if fields.has("keys"):
+        keys = fields.json("keys")
+        offsets = [each for each in keys.values() if type(each) is int]
+        limit = max(offsets, default=0)
+        if cursor.owner is not None or len(offsets) < len(keys) or limit <= cursor.position.offset:
+            message = f"{fields.what}: field keys: expected offsets behind {cursor.position.offset}, found others"
             raise CorruptError(message)
-        rising = all(low < high for (low, _), (high, _) in pairwise(self.keys))
-        if not rising or any(offset <= self.position.offset for _, offset in self.keys):
-            message = f"{what}: expected rising keys, all ahead of offset {self.position.offset}, found others"
+        extension = Extension(ahead={"keys": keys}, limit=limit)
+        cursor = replace(cursor, owner=Owner.KEYED_CONSUMER, extension=extension)
+    if fields.has("subscribed"):
+        if cursor.owner is not None:
+            message = f"{fields.what}: field subscribed: expected none in the cursor of {cursor.owner.described}"
             raise CorruptError(message)
+        terms = fields.json("subscribed")
+        pins, done = terms.pop("unpinned", False) is not True, terms.pop("done", None)
+        # How far it goes is the owner's to read: in another log it is forgotten.
+        told = (
+            Extension(terms=terms, ahead={"done": done}, limit=strict_json.U64_MAX) if done else Extension(terms=terms)
+        )
+        cursor = replace(cursor, owner=Owner.SUBSCRIPTION, pins=pins, extension=told)
+    return cursor
 
 
-def in_copy(name: str, cursor: Cursor, first: LogPosition, limit: LogPosition) -> Cursor | None:
-    """Return a cursor as a copy from ``first`` to ``limit`` has it; None if the copy lacks records that it keeps.
-
-    One that has moved beyond the copy's end has read all of the copy. A writer's keeps what the copy has.
-    """
-    found = cursor.within(limit)
-    if found.position.offset >= first.offset or not found.pins:
-        return found
-    return replace(found, position=first) if name.startswith(WRITER_CURSOR) else None
-
-
-def _appends_from(fields: strict_json.Fields) -> tuple[NamedAppend, ...]:
+def _appends_from(fields: Fields) -> tuple[NamedAppend, ...]:
     """Read the named appends, of which there is at least one."""
     found = tuple(map(NamedAppend.from_json, fields.objects("appends", count_max=NAMED_APPENDS_MAX)))
     if not found or len({each.naming for each in found}) < len(found):
         message = f"{fields.what}: expected appends of different naming, or no such field, found others"
         raise CorruptError(message)
     return found
-
-
-def _keys_from(fields: strict_json.Fields) -> tuple[tuple[bytes, int], ...]:
-    """Read the keys, of which there is at least one."""
-    found = []
-    below = fields.object("keys")
-    for text, offset in below.integers(count_max=KEYS_MAX).items():
-        try:
-            key = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            key = b""
-        if base64.b64encode(key).decode() != text:
-            message = f"{below.what}: expected keys as base64, found {ascii(text)[:80]}"
-            raise CorruptError(message)
-        found.append((key, offset))
-    if not found:
-        message = f"{below.what}: expected keys, or no such field, found none"
-        raise CorruptError(message)
-    return tuple(found)

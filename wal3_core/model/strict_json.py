@@ -231,6 +231,13 @@ class Fields:
         """Take a nested object."""
         return Fields(self._take(key), f"{self.what}.{key}")
 
+    def json(self, key: str) -> JsonObject:
+        """Take a nested object as it is."""
+        value = self._take(key)
+        if not isinstance(value, dict):
+            raise self._wrong(key, "a JSON object", value)
+        return value
+
     def items(self, key: str, *, count_max: int) -> list[JsonValue]:
         """Take a list of anything, at most ``count_max``."""
         value = self._take(key)

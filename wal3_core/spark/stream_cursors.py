@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CursorConflictError, LogNotFoundError, LogReplacedError
+from wal3_core.model.cursor import Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
@@ -33,7 +34,7 @@ class StreamCursors:
     def begin(self, places: Mapping[str, tuple[LogId, int]]) -> None:
         """Create the cursors of logs that have none, at these offsets.
 
-        InvalidRequestError for the cursor of a subscription to a feed, or of a writer.
+        InvalidRequestError for the cursor of something else.
         """
         self._each({log: place for log, place in places.items() if (log, place[0]) not in self._at})
 
@@ -55,12 +56,11 @@ class StreamCursors:
         store = open_store(self._store)
         cursors = CursorStore(store, log, log_id=log_id)
         try:
-            witness = cursors.load(self._name)
+            witness = cursors.load(self._name, Owner.CONSUMER)
             if witness is None:
                 witness = self._created(cursors, self._position(log, log_id, offset))
-            witness.cursor.check_plain(f"log {log}, cursor {self._name} of a stream")
             if witness.cursor.position.offset < offset:
-                witness = cursors.save(self._name, self._position(log, log_id, offset), witness)
+                witness = cursors.save(self._name, self._position(log, log_id, offset), witness, owner=Owner.CONSUMER)
         except (LogNotFoundError, LogReplacedError):
             # What the stream makes of that, its next look at the log says.
             return (log, log_id), offset
@@ -70,7 +70,7 @@ class StreamCursors:
         try:
             return cursors.init(self._name, position)
         except CursorConflictError:
-            witness = cursors.load(self._name)
+            witness = cursors.load(self._name, Owner.CONSUMER)
             if witness is None:
                 raise
             return witness

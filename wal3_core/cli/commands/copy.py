@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from wal3_core.cli.commands.policy import describe_policy, policy_json
 from wal3_core.cli.completing import log_argument
 from wal3_core.cli.output import counted, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
@@ -12,6 +13,7 @@ from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
 from wal3_core.log.maintain.copy_update import update_copy
 from wal3_core.log.read.reader import LogReader
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 
 @click.command()
@@ -78,8 +80,10 @@ def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors
             f" wal3 --store {source.store.url} pin delete {source.log} {name}"
         )
         click.echo(plain(message), err=True)
+    # A restore brings back the backup's, whatever the log had since.
+    policy = PolicyStore(target.store, target.log).load()
     if as_json:
-        print_json({"source": source.log, **copied.to_json()})
+        print_json({"source": source.log, **copied.to_json(), "policy": policy_json(target.log, policy)})
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
     cursors = f", {counted(copied.num_cursors, 'cursor')}" if with_cursors else ""
@@ -89,6 +93,7 @@ def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors
         f" {counted(copied.num_records, 'record')} ({offsets}), {size(copied.num_bytes)},"
         f" {counted(copied.num_fragments, 'fragment')}{cursors}; setsum {copied.setsum} verified"
     )
+    click.echo(plain(f"its policy is that of {source.log}: {describe_policy(target.log, policy)}"))
 
 
 def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) -> bool:

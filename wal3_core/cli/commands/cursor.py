@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,21 +13,23 @@ from wal3_core.cli.output import count, counted, plain, print_json, second
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import cursor_name
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.views.feed.subscribed import Subscribed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.object_store import ObjectStore
 
-CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
+CURSOR_COLUMNS = ("cursor", "owner", "offset", "time", "lag", "moved", "by")
 
 
 @click.group()
@@ -151,6 +153,7 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
 def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
     """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
 
+    If LOG goes on in successors, the cursor that a migration has put there goes, too, unless its owner has moved it.
     Asks first; without a terminal, --yes is required.
 
     \b
@@ -174,11 +177,11 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
     if not yes:
         question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
         confirm(f"log {log}, cursor {name}", question)
-    cursors.delete(name)
+    also = delete_everywhere(store, log, name)
     if as_json:
-        print_json({"log": log, "cursor": name, "offset": offset, "deleted": True})
+        print_json({"log": log, "cursor": name, "offset": offset, "deleted": True, "successors": also})
     else:
-        click.echo(f"deleted {name} {where}")
+        click.echo(f"deleted {name} {where}{''.join(f', and in {each}' for each in also)}")
 
 
 def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> LogPosition:
@@ -213,6 +216,7 @@ def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
     rows = [
         (
             name,
+            found.owner or "",
             count(found.position.offset),
             second(found.position.timestamp_us),
             count(lag(found, manifest)),
@@ -223,19 +227,20 @@ def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
     ]
     show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"))
     for name, found in cursors.items():
-        if found.subscribed is not None:
-            topics = ", ".join(map(plain, found.subscribed.topics))
-            done = counted(_done_ahead(found.subscribed), "offset")
+        beside = _beside(found)
+        if found.owner is Owner.SUBSCRIPTION:
+            topics, done = ", ".join(map(plain, beside["topics"])), counted(beside["done_ahead"], "offset")
             keeps = "" if found.pins else "; it keeps no records"
             click.echo(f"{name}: a subscription to {topics}, with {done} done ahead{keeps}")
-        elif found.keys:
-            click.echo(f"{name}: a consumer by key, with {counted(len(found.keys), 'key')} ahead")
+        elif beside:
+            click.echo(f"{name}: a consumer by key, with {counted(beside['keys_ahead'], 'key')} ahead")
 
 
 def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, object]:
     """Show a cursor for programs."""
     return {
         "cursor": name,
+        "owner": found.owner,
         "offset": found.position.offset,
         "timestamp_us": found.position.timestamp_us,
         "lag": lag(found, manifest),
@@ -247,14 +252,14 @@ def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, objec
     }
 
 
-def _beside(found: Cursor) -> dict[str, object]:
-    if found.subscribed is not None:
-        return {"topics": list(found.subscribed.topics), "done_ahead": _done_ahead(found.subscribed)}
-    return {"keys_ahead": len(found.keys)} if found.keys else {}
-
-
-def _done_ahead(subscribed: Subscribed) -> int:
-    return sum(limit - start for start, limit in subscribed.done.ranges)
+def _beside(found: Cursor) -> dict[str, Any]:
+    """Read what the owner keeps beside the position."""
+    if found.owner is Owner.SUBSCRIPTION:
+        subscribed = Subscribed.of(found, "cursor")
+        done_ahead = sum(limit - start for start, limit in subscribed.done.ranges)
+        return {"topics": list(subscribed.topics), "done_ahead": done_ahead}
+    keys = found.extension.ahead.get("keys")
+    return {"keys_ahead": len(keys)} if isinstance(keys, dict) else {}
 
 
 def lag(found: Cursor, manifest: Manifest) -> int:

@@ -169,12 +169,13 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
         message = f"{error} ({advised})"
         raise InvalidFailure(message) from error
     if as_json:
-        print_json(_to_json(log, found))
+        print_json(policy_json(log, found))
     else:
-        click.echo(plain(_described(log, found)))
+        click.echo(plain(describe_policy(log, found)))
 
 
-def _to_json(log: str, found: Policy) -> dict[str, object]:
+def policy_json(log: str, found: Policy) -> dict[str, object]:
+    """Show a log's policy for programs."""
     return {
         "log": log,
         "retention_s": found.retention_s,
@@ -194,7 +195,8 @@ def _to_json(log: str, found: Policy) -> dict[str, object]:
     }
 
 
-def _described(log: str, found: Policy) -> str:
+def describe_policy(log: str, found: Policy) -> str:
+    """Say in a line what a log's policy does."""
     parts = [*(_collected(found) if found.collects else ["not collected"])]
     if found.unprocessed_max is not None:
         parts.append(f"appends are refused beyond {count(found.unprocessed_max)} unprocessed records")

@@ -1,4 +1,4 @@
-"""Cursors of a copy that is updated: moved to where the source's are, with what writers' cursors say of named appends.
+"""Cursors that another log takes along, with what writers' cursors say of named appends; those of a copy are moved.
 
 Those of writers are also moved before records are appended. So from the first record on, the copy knows which appends
 were begun, and searches for them where they come to lie. Source: docs/protocol.md, "Updating a copy". Keeps INV-51.
@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
-from wal3_core.model.cursor import in_copy
+from wal3_core.model.belongings import Operation, take_cursors
+from wal3_core.model.cursor import is_writers
 from wal3_core.model.named_append import begun, placed
-from wal3_core.model.paths import WRITER_CURSOR
 from wal3_core.options import UNLIMITED
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,8 +25,40 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.position import LogPosition
-    from wal3_core.storage.documents.cursor_store import CursorStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def delete_cursor(store: ObjectStore, log: str, name: str) -> list[str]:
+    """Delete a cursor; in successors of the log, too, where a migration has put it and its owner has not moved it.
+
+    Return the names of these. Errors as ``CursorStore.delete``.
+    """
+    manifest = LogReader.open(store, log).manifest()
+    CursorStore(store, log, log_id=manifest.log_id).delete(name)
+    deleted: list[str] = []
+    while (seal := manifest.seal) is not None and seal.successor is not None and seal.successor not in deleted:
+        cursors = CursorStore(store, seal.successor)
+        try:
+            witness = cursors.load(name)
+        except (LogNotFoundError, CorruptError):
+            break
+        carried = witness is not None and witness.cursor.carried_from == manifest.log_id
+        if witness is None or not carried or not cursors.delete_version(name, witness):
+            break
+        deleted.append(seal.successor)
+        manifest = LogReader.open(store, seal.successor).manifest()
+    return deleted
+
+
+def load_cursors(cursors: CursorStore, manifest: Manifest, snapshots: SnapshotStore) -> dict[str, Cursor]:
+    """Load a log's cursors; those of writers say where their named appends lie that they have not found yet."""
+
+    def with_places(cursor: Cursor) -> Cursor:
+        behind = select(manifest.pointers, cursor.position, UNLIMITED, snapshots.load)
+        return replace(cursor, appends=placed(cursor.appends, behind))
+
+    return {name: with_places(witness.cursor) for name, witness in cursors.list().items()}
 
 
 class CopiedCursors:
@@ -36,27 +71,27 @@ class CopiedCursors:
 
     def of_writers(self, source: Manifest) -> dict[str, Cursor]:
         """Load the source's cursors of writers, as they are after a manifest of the source was loaded."""
-        return {name: each for name, each in self._load(source).items() if name.startswith(WRITER_CURSOR)}
+        return {name: each for name, each in self._load(source).items() if is_writers(name, each)}
 
     def move_all(self, copied: Manifest, source: Manifest) -> None:
-        """Let the copy's cursors be where the source's are, within the copy."""
-        self.move(self._load(source), copied)
+        """Let the copy's cursors be where the source's are, within the copy; delete those that were deleted there."""
+        cursors = self._load(source)
+        self.move(cursors, copied)
+        for name, held in self._ours.list().items():
+            # Unless its owner has moved it in the copy.
+            followed = held.cursor.carried_from == source.log_id
+            if followed and name not in cursors and self._theirs.is_deleted(name):
+                self._ours.delete_version(name, held)
 
     def _load(self, source: Manifest) -> dict[str, Cursor]:
-        return {name: self._with_places(witness.cursor, source) for name, witness in self._theirs.list().items()}
-
-    def _with_places(self, cursor: Cursor, source: Manifest) -> Cursor:
-        """Say where the named appends of a writer lie that the cursor has not found yet."""
-        behind = select(source.pointers, cursor.position, UNLIMITED, self._snapshots.load)
-        return replace(cursor, appends=placed(cursor.appends, behind))
+        return load_cursors(self._theirs, source, self._snapshots)
 
     def move(self, cursors: dict[str, Cursor], copied: Manifest) -> None:
         """Let cursors of the copy be where these are, within the copy."""
         # What an announced collection of the copy is about to take, no cursor can keep any more.
         first, limit = copied.first_kept.position, copied.next.position
-        for name, cursor in cursors.items():
-            wanted = in_copy(name, cursor, first, limit)
-            if wanted is not None and self._move(name, wanted, limit):
+        for name, wanted in take_cursors(Operation.UPDATE, cursors, first, limit).items():
+            if self._move(name, wanted, limit):
                 self.moved.add(name)
 
     def _move(self, name: str, wanted: Cursor, limit: LogPosition) -> bool:
@@ -68,12 +103,8 @@ class CopiedCursors:
             wanted = _with_begun(held.cursor, wanted)
             if _content(held.cursor) == _content(wanted):
                 return False
-        else:
-            held = self._ours.init(name, wanted.position, subscribed=wanted.subscribed)
-        if _content(held.cursor) != _content(wanted):
-            # The name may be another cursor's by now: nothing of the old one stays.
-            plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=wanted.appends))
-            self._ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
+        # The name may be another cursor's by now: nothing of the old one stays.
+        self._ours.carry(name, wanted, held)
         return True
 
 
@@ -88,7 +119,7 @@ def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> b
     It is beyond what was copied here; or a writer has begun an append to the copy, as a writer's cursor only moves on.
     """
     offset = held.position.offset
-    return offset > limit.offset or (name.startswith(WRITER_CURSOR) and offset > wanted.position.offset)
+    return offset > limit.offset or (is_writers(name, held) and offset > wanted.position.offset)
 
 
 def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
@@ -104,4 +135,4 @@ def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
 
 
 def _content(cursor: Cursor) -> tuple[object, ...]:
-    return cursor.position, cursor.keys, cursor.subscribed, cursor.appends
+    return cursor.position, cursor.owner, cursor.pins, cursor.extension, cursor.appends, cursor.carried_from

@@ -27,7 +27,7 @@ from wal3_core.log.maintain.copy_pins import CopyPins
 from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.cursor import in_copy
+from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.paths import check_log_name
@@ -213,7 +213,7 @@ class _Copying:
 
     def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
         manifest = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(manifest) if with_cursors else {}
+        cursors = self._cursors_within(manifest, from_offset) if with_cursors else {}
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _Plan(name, pin, manifest, cursors, terms)
 
@@ -221,7 +221,7 @@ class _Copying:
         """Copy what was pinned, and make it a log."""
         try:
             num_fragments = self._copy_fragments(plan.manifest, claim)
-            copied = self._rewritten(plan.manifest, claim)
+            pointers = claim.write_snapshots(plan.manifest.pointers, self._load)
         except CorruptError:
             # A call that took over deletes the pin that this one reads by, and what it wrote.
             claim.check_ours()
@@ -231,8 +231,7 @@ class _Copying:
             raise
         policy = self._policy()
         claim.write_documents(plan.cursors, policy)
-        # As the policy says that was just written: it may have been changed since the manifest was pinned.
-        copied = replace(copied, keyed=policy is not None and policy.has_passes)
+        copied = self._made(plan.manifest, pointers, policy, claim)
         # Manifest last: until then there is no log that could be read too early.
         claim.finish(copied)
         return CopyReport(
@@ -262,10 +261,9 @@ class _Copying:
             announced=None,
         ).holding(cut.pointers)
 
-    def _rewritten(self, source: Manifest, claim: Claim) -> Manifest:
+    def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
-        pointers = claim.write_snapshots(source.pointers, self._load)
-        copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False, compacting=None)
+        copied = take_manifest(Operation.COPY, source, policy, log_id=claim.log_id, writer=source.writer)
         if not pointers:
             # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
@@ -324,12 +322,12 @@ class _Copying:
 
     # ------------------------------------------------------------------ documents
 
-    def _cursors_within(self, manifest: Manifest) -> dict[str, Cursor]:
+    def _cursors_within(self, manifest: Manifest, from_offset: int | None) -> dict[str, Cursor]:
         """Load the source's cursors that the copy can have."""
         source, first, limit = self._source, manifest.first.position, manifest.next.position
         cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
-        copied = {name: in_copy(name, witness.cursor, first, limit) for name, witness in cursors.items()}
-        return {name: cursor for name, cursor in copied.items() if cursor is not None}
+        operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
+        return take_cursors(operation, {name: each.cursor for name, each in cursors.items()}, first, limit)
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""

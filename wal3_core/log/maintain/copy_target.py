@@ -1,8 +1,8 @@
-"""Where a log is copied to: a name that is claimed by CAS, filled, and finally made a log, by CAS again.
+"""Where a log begins that takes something along: a name that is claimed by CAS, filled, and made a log, by CAS again.
 
-The copy is a life of its own, and what it writes lies in that life's folder. A call that continues a copy which
-was cut short takes over its claim; the call that held it before may still be running. It notices before it
-changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
+The copy, or the successor, is a life of its own, and what a call writes lies in that life's folder. A call that
+continues a copy which was cut short takes over its claim; the call that held it before may still be running. It notices
+before it changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer
     from wal3_core.options import RetryOptions
     from wal3_core.storage.documents.document_store import Seen
@@ -66,17 +67,34 @@ class CopyTarget:
 
     def claim(self, seen: Seen[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
         """Claim the name in place of what was seen there, or take over a try of the same source, terms and pin."""
-        lives = self._names.lives()
         earlier = copying_at(seen)
         resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
         log_id = earlier.log_id if earlier is not None and resumed else new_log_id(self._runtime)
         vacancy = Vacancy(
             kind=VacancyKind.COPYING, log_id=log_id, generation=1, writer="", source=source, terms=terms, pin=pin
         )
-        claimed = self._names.swap(vacancy, seen)
-        if claimed is None:
+        claim = self._claim(vacancy, seen, resumed=resumed)
+        if claim is None:
             message = f"log {self.url}: expected to be alone in copying to it, found that another call began just now"
             raise InvalidRequestError(message)
+        return claim
+
+    def claim_successor(self, seen: Seen[Entry] | None, *, source: str, sealed: LogId) -> Claim | None:
+        """Claim the name for the successor of a sealed log, in place of another call's claim or of a free name.
+
+        It is another life than that of the claim before: what the other call writes is never relied on. None when
+        something else stands there by now.
+        """
+        log_id = new_log_id(self._runtime)
+        kind = VacancyKind.FOLLOWING
+        vacancy = Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=sealed)
+        return self._claim(vacancy, seen, resumed=False)
+
+    def _claim(self, vacancy: Vacancy, seen: Seen[Entry] | None, *, resumed: bool) -> Claim | None:
+        lives, log_id = self._names.lives(), vacancy.log_id
+        claimed = self._names.swap(vacancy, seen)
+        if claimed is None:
+            return None
         self._names.probe(claimed)
         # They were listed before the claim: all but the claim's own are over.
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)

@@ -13,18 +13,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, text
-from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, SealedError, UnavailableError
+from wal3_core.errors import (
+    InvalidRequestError,
+    LogError,
+    LogExistsError,
+    LogReplacedError,
+    SealedError,
+    UnavailableError,
+)
+from wal3_core.log.maintain.copied_cursors import load_cursors
+from wal3_core.log.maintain.copy_target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
+from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import Seal
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore, new_log_id
+from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, for_store
@@ -32,10 +45,13 @@ from wal3_core.storage.retry import attempts, for_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.maintain.copy_target import Claim
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import Seen
     from wal3_core.storage.documents.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
+
+_SNAPSHOTS_LOADED_MAX = 64
 
 
 @checked(
@@ -57,6 +73,7 @@ def seal(
 ) -> Seal:
     """Close a log for good; no append is acknowledged after it. Returns the seal.
 
+    InvalidRequestError for a successor of a queue's log or of a dirty log: it would be neither.
     A log that has this seal already (the same reason, successor and ``sealed_by``) is left as it is, and
     the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError when it
     has another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
@@ -83,6 +100,7 @@ def seal(
         return sealing.install(wanted, base)
     keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
     if base.manifest.seal is None:
+        _check_goes_on(store, log, base.manifest.log_id, runtime)
         keeping.keep(manifests.load)
     try:
         return sealing.install(wanted, base)
@@ -97,8 +115,9 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
     It begins where the sealed log ends, and its checksum continues from there; at the sealed log's time, unless
-    that lies so far beyond the store's that only a wrong clock explains it. InvalidRequestError when
-    the log is not sealed or names none, LogExistsError when another log has taken the name.
+    that lies so far beyond the store's that only a wrong clock explains it. It has the sealed log's policy, and a
+    cursor for each that the sealed log has. InvalidRequestError when the log is not sealed or names none,
+    LogExistsError when another log has taken the name.
     """
     runtime = runtime or shared_runtime()
     store = patient(store, runtime)
@@ -109,17 +128,14 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
         message = f"log {log}: expected it sealed, with a successor, found {found}"
         raise InvalidRequestError(message)
     name = check_log_name(sealed.seal.successor)
-    manifests = ManifestStore(log_store(store, name), runtime)
-    try:
-        # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
-        first = bounded(sealed.next, ending.changed_us(), CLOCK_AHEAD_S_MAX)
-        begun = Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name())
-        manifests.initialize(replace(begun, first=first, next=first))
-    except LogExistsError as error:
-        if not goes_on_from(sealed, manifests.load().manifest):
-            # The name was destroyed while it was kept, or the log was sealed without keeping it.
-            raise _usurped(log, name, "copy that one to another name and destroy it, then begin this one") from error
-    return name
+    beginning = _Beginning(store, log, ending, sealed, name, runtime)
+    for _ in attempts(for_store(RetryOptions(), ending), runtime):
+        if beginning.try_to_begin():
+            return name
+    message = (
+        f"log {log}: its successor {name} was not begun: other calls took it over again and again: repeat the call"
+    )
+    raise UnavailableError(message)
 
 
 @checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text, runtime=optional(a_runtime))
@@ -189,13 +205,78 @@ def _check_successor(log: str, successor: str) -> None:
         raise InvalidRequestError(message)
 
 
+def _check_goes_on(store: ObjectStore, log: str, log_id: LogId, runtime: Runtime) -> None:
+    """Refuse a successor to a log that could not go on in it."""
+    cursors = CursorStore(store, log, runtime=runtime, log_id=log_id).list()
+    why = refuses(Operation.MIGRATE, {name: each.cursor for name, each in cursors.items()})
+    if why is None and is_dirty_log(log):
+        why = TABLE[Operation.MIGRATE][Thing.ROLLUP].why
+    if why is not None:
+        message = f"log {log}: expected one that can go on in a successor, found {why}"
+        raise InvalidRequestError(message)
+
+
+class _Beginning:
+    """One call's tries to begin a successor."""
+
+    def __init__(
+        self, store: ObjectStore, log: str, ending: ManifestStore, sealed: Manifest, name: str, runtime: Runtime
+    ) -> None:
+        self._store, self._log, self._name = store, log, name
+        self._ending, self._sealed = ending, sealed
+        self._runtime = runtime
+        root = log_store(store, name)
+        self._names = ManifestStore(root, runtime)
+        self._target = CopyTarget(root, runtime, RetryOptions())
+
+    def try_to_begin(self) -> bool:
+        """Begin the successor, or find it; False when another call has taken the claim over meanwhile."""
+        seen = self._names.look()
+        if seen is not None and isinstance(seen.document, Manifest):
+            if not goes_on_from(self._sealed, seen.document):
+                # The name was destroyed while it was kept, or the log was sealed without keeping it.
+                remedy = "copy that one to another name and destroy it, then begin this one"
+                raise _usurped(self._log, self._name, remedy)
+            return True
+        self._names.refuse_taken(seen, self._sealed.log_id)
+        claim = self._target.claim_successor(seen, source=_source(self._store, self._log), sealed=self._sealed.log_id)
+        if claim is None:
+            return False
+        try:
+            self._fill(claim)
+        except (LogExistsError, LogReplacedError):
+            # Another call goes on, or has begun the successor.
+            return False
+        return True
+
+    def _fill(self, claim: Claim) -> None:
+        """Write what the successor takes along, and make it a log."""
+        sealed, life = self._sealed, self._sealed.log_id
+        # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
+        first = bounded(sealed.next, self._ending.changed_us(), CLOCK_AHEAD_S_MAX)
+        policy = PolicyStore(self._store, self._log, runtime=self._runtime, log_id=life).saved()
+        cursors = CursorStore(self._store, self._log, runtime=self._runtime, log_id=life)
+        found = load_cursors(
+            cursors, sealed, SnapshotStore(self._ending, self._runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        )
+        claim.write_documents(take_cursors(Operation.MIGRATE, found, first.position, first.position), policy)
+        begun = take_manifest(
+            Operation.MIGRATE, sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name()
+        )
+        claim.finish(replace(begun, first=first, next=first))
+
+
+def _source(store: ObjectStore, log: str) -> str:
+    """Return what a claim names as its source: the part after ? says how the store is asked, not which store it is."""
+    return log_store(store, log).url.partition("?")[0]
+
+
 class _Keeping:
     """A successor's name, kept for the log that goes on from one life of a log."""
 
     def __init__(self, store: ObjectStore, log: str, log_id: LogId, successor: str, runtime: Runtime) -> None:
         self._log, self._log_id, self._successor = log, log_id, successor
-        # The part after ? says how the store is asked, not which store it is.
-        self._source = log_store(store, log).url.partition("?")[0]
+        self._source = _source(store, log)
         self._runtime = runtime
         self._names = ManifestStore(log_store(store, successor), runtime)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
+from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing
+from wal3_core.model.cursor import NO_EXTENSION, Extension, Owner
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Record, position_after
 from wal3_core.options import Limits
@@ -59,12 +60,14 @@ class Opening:
     options: ConsumerOptions
     runtime: Runtime
     log_id: LogId | None = None
+    owner: Owner = Owner.CONSUMER
+    extension: Extension = NO_EXTENSION
 
     def place(self, log: str, before: Place | None = None) -> Place:
         """Open a log, and the consumer's cursor in it, which is created when there is none.
 
-        In a successor, a new cursor begins where the log before it ends. InvalidRequestError for the cursor of a
-        subscription to a feed, or of a writer.
+        In a successor, a new cursor begins where the log before it ends. InvalidRequestError for the cursor of
+        something else.
         """
         life = self.log_id if before is None else None
         reader = LogReader(self.store, log, options=self.options.reader, runtime=self.runtime, log_id=life)
@@ -76,23 +79,36 @@ class Opening:
             start = sealed.next.position
         retry = self.options.reader.retry
         cursors = CursorStore(self.store, log, runtime=self.runtime, retry=retry, log_id=manifest.log_id)
-        witness = cursors.load(self.name) or self._created(
+        witness = cursors.load(self.name, self.owner) or self._created(
             cursors, log, start, _first_position(reader, manifest, start)
         )
-        witness.cursor.check_plain(f"log {log}, consumer {self.name}")
         return Place(self, log, reader, cursors, witness)
+
+    def keep_successors(self, place: Place) -> None:
+        """Create the consumer's cursor in the successors that a sealed log has by now, unless it is there.
+
+        So these keep their records until the consumer has come there. A successor that has lost its first ones gets no
+        cursor: the consumer learns that when it comes there.
+        """
+        known = {place.log}
+        while (seal := place.reader.manifest().seal) is not None and seal.successor not in {None, *known}:
+            try:
+                place = self.place(cast("str", seal.successor), place)
+            except (LogNotFoundError, GarbageCollectedError, CorruptError):
+                return
+            known.add(place.log)
 
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:
         try:
-            return cursors.init(self.name, position)
+            return cursors.init(self.name, position, owner=self.owner, extension=self.extension)
         except CursorConflictError:
             # Another consumer of this name has created it since.
-            witness = cursors.load(self.name)
+            witness = cursors.load(self.name, self.owner)
             if witness is None:
                 raise
             return witness
         except GarbageCollectedError as error:
-            if start == "beginning" and (witness := cursors.load(self.name)) is not None:
+            if start == "beginning" and (witness := cursors.load(self.name, self.owner)) is not None:
                 # It is at the first record that is kept.
                 return witness
             # Left where it is, it would make the next start skip what this one reports.
@@ -125,7 +141,7 @@ class Place:
         self.log = log
         self.topic = log_store(opening.store, log).url
         self.reader = reader
-        self._name = opening.name
+        self._name, self._owner = opening.name, opening.owner
         self._cursors = cursors
         self._witness = witness
         self._runtime = opening.runtime
@@ -144,7 +160,7 @@ class Place:
         if self.processed.offset <= saved:
             return
         try:
-            self._witness = self._cursors.save(self._name, self.processed, self._witness)
+            self._witness = self._cursors.save(self._name, self.processed, self._witness, owner=self._owner)
         except CursorConflictError as error:
             raise CursorConflictError(self._conflict()) from error
         self._runtime.observer.consumed(self.log, self._name, self.processed.offset - saved)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import flag, integer, make_plain, text
 from wal3_core.errors import CursorConflictError, InvalidRequestError, NotDurableError, UnknownDurabilityError
 from wal3_core.log.read.scan import select
+from wal3_core.model.cursor import Owner
 from wal3_core.model.named_append import NAMING_DIGITS, SERIES_LENGTH_MAX, NamedAppend, begun, placed
 from wal3_core.model.paths import check_writer_cursor_name
 from wal3_core.model.strict_json import U64_MAX
@@ -93,27 +94,26 @@ class Remembering:
         ``staged`` is where the log ended when the first of it was staged. UnknownDurabilityError when the cursor's
         writer has gone on to other appends, and whether this one was made before them is not known.
         """
-        witness = self._cursors.load(self.once.cursor)
+        witness = self._load()
         if witness is None:
             with contextlib.suppress(CursorConflictError):
                 end = self._manifests.load().manifest.next.position
-                witness = self._save(end, self._cursors.init(self.once.cursor, end), (self._new,))
+                new = self._cursors.init(self.once.cursor, end, owner=Owner.WRITER)
+                witness = self._save(end, new, (self._new,))
                 return Kept(append=self._new, witness=witness)
             # Another process begins an append of the writer just now.
-            witness = self._cursors.load(self.once.cursor)
+            witness = self._load()
             if witness is None:
                 message = f"{self._what}: expected it to stay, found it deleted"
                 raise CursorConflictError(message)
-        self._check_of_writer(witness)
         return self._go_on(witness, staged)
 
-    def _check_of_writer(self, witness: Witness) -> None:
-        """Refuse the cursor of one that reads by that name: it would be moved over what was not read."""
-        cursor = witness.cursor
-        if cursor.subscribed is not None or cursor.keys:
-            found = "a consumer by key" if cursor.keys else "a subscription to a feed"
-            message = f"{self._what}: expected that of a writer, found that of {found}: give the writer another name"
-            raise NotDurableError(message)
+    def _load(self) -> Witness | None:
+        """Load the writer's cursor; refuse that of one that reads by this name: it would pass over what is unread."""
+        try:
+            return self._cursors.load(self.once.cursor, Owner.WRITER)
+        except InvalidRequestError as error:
+            raise NotDurableError(str(error)) from error
 
     def _go_on(self, witness: Witness, staged: int) -> Kept:
         manifest, before = self._manifests.load().manifest, witness.cursor.appends
@@ -146,7 +146,7 @@ class Remembering:
 
     def _save(self, end: LogPosition, witness: Witness, appends: tuple[NamedAppend, ...]) -> Witness:
         named = replace(witness, cursor=replace(witness.cursor, appends=appends))
-        return self._cursors.save(self.once.cursor, end, named)
+        return self._cursors.save(self.once.cursor, end, named, owner=Owner.WRITER)
 
     def _is_this(self, other: NamedAppend) -> bool:
         """Tell whether the cursor names it; a log that was restored under another name has another naming of it."""

@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, record_bytes, several, text, wrong
+from wal3_core.arguments import checked, flag, instance_of, make_plain, optional, text
 from wal3_core.errors import (
     CorruptError,
     CursorConflictError,
@@ -21,15 +21,15 @@ from wal3_core.errors import (
     StoreDeniedError,
 )
 from wal3_core.model.compacting import withdraw_compaction
-from wal3_core.model.cursor import BYTES_MAX, Cursor
-from wal3_core.model.offset_ranges import OffsetRanges
-from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
+from wal3_core.model.cursor import BYTES_MAX, NO_EXTENSION, Cursor, Extension, Owner, is_writers
+from wal3_core.model.paths import CURSOR_FOLDER, NO_LOG, WRITER_CURSOR, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
-from wal3_core.model.subscription import Subscribed
+from wal3_core.model.tombstone import Tombstone
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.document_store import Seen
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
@@ -38,11 +38,10 @@ from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.document_store import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,40 +82,54 @@ class CursorStore:
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition), subscribed=optional(instance_of(Subscribed)))
-    def init(self, name: str, position: LogPosition, *, subscribed: Subscribed | None = None) -> Witness:
-        """Create a cursor; CursorConflictError when it exists.
+    @checked(
+        name=check_cursor_name,
+        position=instance_of(LogPosition),
+        owner=instance_of(Owner),
+        pins=flag,
+        extension=instance_of(Extension),
+    )
+    def init(
+        self,
+        name: str,
+        position: LogPosition,
+        *,
+        owner: Owner = Owner.CONSUMER,
+        pins: bool = True,
+        extension: Extension = NO_EXTENSION,
+    ) -> Witness:
+        """Create a cursor for an owner; CursorConflictError when it exists.
 
-        GarbageCollectedError when the position is gone: the cursor is then at the log's first position. ``subscribed``
-        makes it the cursor of a subscription to a feed.
+        GarbageCollectedError when the position is gone: the cursor is then at the log's first position. One that does
+        not ``pin`` keeps no records. InvalidRequestError for the name of a writer's cursor and another owner.
         """
-        self._check_position(name, position)
-        witness = self._create(name, self._cursor(position, generation=0, subscribed=subscribed))
-        try:
-            self._check_still_held(name, witness, None)
-        except (LogReplacedError, LogNotFoundError):
-            # It belongs to a life that is over, so nothing relies on it.
-            self._store.delete(cursor_path(name))
-            raise
-        self._remember_held(name, witness)
-        return witness
+        if name.startswith(WRITER_CURSOR) and owner is not Owner.WRITER:
+            message = f"cursor {name}: expected a name that does not begin with {WRITER_CURSOR}, as writers' do"
+            raise InvalidRequestError(message)
+        cursor = Cursor(position=position, epoch_us=0, generation=0, owner=owner, pins=pins, extension=extension)
+        return self.carry(name, cursor, None)
 
-    @checked(name=check_cursor_name)
-    def load(self, name: str) -> Witness | None:
-        """Load a cursor; None when there is none of that name."""
+    @checked(name=check_cursor_name, owner=optional(instance_of(Owner)))
+    def load(self, name: str, owner: Owner | None = None) -> Witness | None:
+        """Load a cursor; None when there is none of that name, InvalidRequestError when another kind of owner has it.
+
+        Without an ``owner``, any cursor is loaded.
+        """
         seen = self._cursors.load(cursor_path(name))
         if seen is None:
             # Perhaps because the log is gone: that is an error.
             self._manifest()
             return None
+        if owner is not None:
+            seen.document.check_owner(owner, f"log {self._manifests.url}, cursor {name}")
         return Witness(seen.document, seen.etag)
 
     @checked(
         name=check_cursor_name,
         position=instance_of(LogPosition, Record),
         witness=instance_of(Witness),
-        keys=several,
-        subscribed=optional(instance_of(Subscribed)),
+        owner=optional(instance_of(Owner)),
+        extension=optional(instance_of(Extension)),
     )
     def save(
         self,
@@ -124,32 +137,47 @@ class CursorStore:
         position: LogPosition | Record,
         witness: Witness,
         *,
-        keys: Iterable[tuple[bytes, int]] = (),
-        subscribed: Subscribed | None = None,
+        owner: Owner | None = None,
+        extension: Extension | None = None,
     ) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
         A record as the position means that it is processed: the cursor moves to the offset after it.
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
-        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
-        The ``appends`` of a writer that names them are those of the witness.
-
-        Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
-        what is at or after the position is delivered again.
+        InvalidRequestError when the cursor has another kind of ``owner``. Without an owner, an operator moves it: it
+        stays its owner's, who finds nothing processed ahead of it. The ``appends`` of a writer are those of the
+        witness.
         """
         position = position_after(position) if isinstance(position, Record) else position
-        ahead = tuple(map(_plain_key, keys))
-        self._check_position(name, position, ahead)
         _check_life(name, witness.cursor, self._manifests.log_id())
         before = witness.cursor
-        kept = subscribed or _nothing_done(before.subscribed)
-        moved = self._cursor(position, generation=before.generation + 1, subscribed=kept)
-        moved = replace(_with_keys(name, moved, ahead), appends=before.appends)
-        saved = self._put(name, moved, witness)
-        # The process that moved it there may have died before its check.
-        if self._held.get(name) != witness.etag or position.offset < before.position.offset:
-            self._check_still_held(name, saved, witness)
+        if owner is not None:
+            before.check_owner(owner, f"log {self._manifests.url}, cursor {name}")
+        told = before.extension.behind if extension is None else extension
+        moved = replace(before, position=position, owner=owner or before.owner, extension=told, carried_from=NO_LOG)
+        return self.carry(name, moved, witness)
+
+    def carry(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
+        """Write a whole cursor, such as another log's, in place of the witness's version, or of none.
+
+        Errors as ``init`` and ``save``.
+        """
+        self._check_position(name, cursor)
+        before = None if witness is None else witness.cursor
+        generation = 0 if before is None else before.generation + 1
+        cursor = replace(cursor, generation=generation, epoch_us=self._runtime.now_us())
+        saved = self._create(name, cursor) if witness is None else self._put(name, cursor, witness)
+        is_new_place = before is None or cursor.position.offset < before.position.offset
+        try:
+            # The process that moved it there before may have died before its check.
+            if is_new_place or self._held.get(name) != (witness and witness.etag):
+                self._check_still_held(name, saved, witness)
+        except (LogReplacedError, LogNotFoundError):
+            if witness is None:
+                # It belongs to a life that is over, so nothing relies on it.
+                self._store.delete(cursor_path(name))
+            raise
         self._remember_held(name, saved)
         return saved
 
@@ -162,8 +190,10 @@ class CursorStore:
             found[cursor_name(path)] = witness
         return found
 
-    def offsets(self) -> dict[str, int]:
+    def offsets(self, *, writers_alone: bool = False) -> dict[str, int]:
         """Load the offsets of all cursors that keep records, by name; CorruptError for a file that is no cursor.
+
+        ``writers_alone``: of those of writers that repeat appends, which also keep paths.
 
         Does not check that the log still exists: a collector learns that from its CAS.
         """
@@ -171,8 +201,9 @@ class CursorStore:
         for path, witness in self._survey():
             if isinstance(witness, CorruptError):
                 raise witness
-            if witness.cursor.pins:
-                found[cursor_name(path)] = witness.cursor.position.offset
+            name, cursor = cursor_name(path), witness.cursor
+            if cursor.pins and (not writers_alone or is_writers(name, cursor)):
+                found[name] = cursor.position.offset
         return found
 
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
@@ -206,17 +237,22 @@ class CursorStore:
         self._manifest()
         self._cursors.delete(cursor_path(name))
 
-    def _cursor(self, position: LogPosition, *, generation: int, subscribed: Subscribed | None) -> Cursor:
-        now_us = self._runtime.now_us()
-        return Cursor(position=position, epoch_us=now_us, generation=generation, subscribed=subscribed)
+    def is_deleted(self, name: str) -> bool:
+        """Tell whether there was a cursor of that name, and it was deleted."""
+        seen = self._cursors.look(cursor_path(name))
+        return seen is not None and isinstance(seen.document, Tombstone)
 
-    def _check_position(self, name: str, position: LogPosition, keys: tuple[tuple[bytes, int], ...] = ()) -> None:
+    def delete_version(self, name: str, witness: Witness) -> bool:
+        """Delete a cursor as the witness has it; False, and nothing done, when it has another version."""
+        return self._cursors.delete_version(cursor_path(name), Seen(witness.cursor, witness.etag))
+
+    def _check_position(self, name: str, cursor: Cursor) -> None:
         # The log's end never moves back, so an offset below a known end is valid.
         known = None if self._known is None else self._known.manifest
-        furthest = max([position.offset, *(offset for _, offset in keys)])
+        furthest = max(cursor.position.offset, cursor.extension.limit)
         if known is None or furthest > known.next.position.offset:
             known = self._manifest()
-        _check_range(name, position, furthest, known.next.position)
+        _check_range(name, cursor.position, furthest, known.next.position)
 
     def _manifest(self) -> Manifest:
         known = self._manifests.load(self._known)
@@ -279,7 +315,7 @@ class CursorStore:
 
     def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
         first = self._manifest().first_kept.position
-        position, subscribed = saved.cursor.position, saved.cursor.subscribed
+        position = saved.cursor.position
         if not saved.cursor.pins:
             return
         if position.offset >= first.offset:
@@ -289,8 +325,9 @@ class CursorStore:
         # first position, since another process may already rely on it.
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
-            moved = self._cursor(back, generation=saved.cursor.generation + 1, subscribed=_nothing_done(subscribed))
-            self._put(name, replace(moved, appends=saved.cursor.appends), saved)
+            found, generation = saved.cursor, saved.cursor.generation + 1
+            put_back = replace(found, position=back, generation=generation, extension=found.extension.behind)
+            self._put(name, put_back, saved)
             # Like any cursor that was moved back: a pass may have read the cursors before.
             self._manifest()
             self._withdraw_compaction(back)
@@ -319,24 +356,3 @@ def _check_range(name: str, position: LogPosition, furthest: int, limit: LogPosi
     if not 0 <= position.timestamp_us <= U64_MAX:
         message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
         raise InvalidRequestError(message)
-
-
-def _plain_key(pair: object) -> tuple[bytes, int]:
-    if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - a key and an offset
-        raise wrong("keys", "pairs of a key and an offset", pair)
-    key, offset = pair
-    return record_bytes(key, "keys: key"), integer(offset, "keys: offset")
-
-
-def _with_keys(name: str, cursor: Cursor, keys: tuple[tuple[bytes, int], ...]) -> Cursor:
-    """Return the cursor of a consumer by key; CursorConflictError for that of a subscription."""
-    moved = replace(cursor, keys=keys)
-    if moved.keys and moved.subscribed is not None:
-        message = f"cursor {name}: expected that of a consumer by key, found that of a subscription to a feed"
-        raise CursorConflictError(message)
-    return moved
-
-
-def _nothing_done(subscribed: Subscribed | None) -> Subscribed | None:
-    """Return the subscription of a cursor that is put to another place."""
-    return None if subscribed is None else replace(subscribed, done=OffsetRanges())

@@ -97,6 +97,11 @@ class NamedStore(Generic[D]):
         message = f"{object_url(self._store, path)}: not deleted: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
+    def delete_version(self, path: str, seen: Seen[D]) -> bool:
+        """Replace just this version by a tombstone; False when another version is there."""
+        tombstone = Tombstone(generation=seen.document.generation + 1)
+        return isinstance(self._documents.swap(path, tombstone, seen.etag), Seen)
+
     def _standing(self, path: str) -> tuple[int | None, Etag | None]:
         """Return generation and version of a name's object; generation 0 if it has none, None for a tombstone."""
         try:

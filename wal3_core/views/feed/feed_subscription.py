@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
+from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -94,8 +95,14 @@ class FeedSubscription:
     @staticmethod
     @checked(store=a_store, log=check_log_name, name=check_cursor_name, runtime=optional(a_runtime))
     def remove(store: ObjectStore, log: str, name: str, *, runtime: Runtime | None = None) -> None:
-        """Delete the subscription, or any cursor, of that name: the messages that it alone kept can be collected."""
-        CursorStore(store, log, runtime=runtime).delete(name)
+        """Delete the subscription of that name: the messages that it alone kept can be collected.
+
+        InvalidRequestError for the cursor of something else.
+        """
+        cursors = CursorStore(store, log, runtime=runtime)
+        with contextlib.suppress(CorruptError):
+            cursors.load(name, Owner.SUBSCRIPTION)
+        cursors.delete(name)
 
     @property
     def floor(self) -> int:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
 from wal3_core.model import strict_json
+from wal3_core.model.cursor import Owner
 from wal3_core.model.position import AtTime, LogPosition
-from wal3_core.model.subscription import Subscribed
 from wal3_core.options import Limits
 from wal3_core.views.feed.feed_start import begun_at
+from wal3_core.views.feed.subscribed import Subscribed
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
@@ -43,22 +44,26 @@ class SavedSubscription:
     def __init__(self, cursors: CursorStore, wanted: Wanted, witness: Witness) -> None:
         self._cursors = cursors
         self._wanted = wanted
-        self._witness = witness
+        self._found(witness)
         self._token = self.state.token
+
+    def _found(self, witness: Witness) -> None:
+        self._witness = witness
+        # What was saved or found last.
+        self.state = _subscribed(witness, self._wanted)
 
     @classmethod
     def open(cls, cursors: CursorStore, tail: Tail, wanted: Wanted) -> SavedSubscription:
         """Find the subscription, or create it; InvalidRequestError when it is another than wanted."""
-        witness = cursors.load(wanted.name) or _created(cursors, tail, wanted)
-        found = witness.cursor.subscribed
-        if found is None or (found.topics, found.pins) != (wanted.topics, wanted.pins):
-            what = "the cursor of something else" if found is None else f"{found.topics}, pins {found.pins}"
+        witness = cursors.load(wanted.name, Owner.SUBSCRIPTION) or _created(cursors, tail, wanted)
+        found = _subscribed(witness, wanted)
+        if (found.topics, found.pins) != (wanted.topics, wanted.pins):
             message = (
                 f"log {wanted.log}, subscription {wanted.name}: expected one to {wanted.topics}, pins {wanted.pins},"
-                f" found {what}: open it as it is, remove it first, or take another name"
+                f" found {found.topics}, pins {found.pins}: open it as it is, remove it first, or take another name"
             )
             raise InvalidRequestError(message)
-        end, done = tail.manifest().next.position.offset, _beyond(found) or witness.cursor.position.offset
+        end, done = tail.manifest().next.position.offset, found.done_limit or witness.cursor.position.offset
         if done > end:
             message = (
                 f"log {wanted.log}, subscription {wanted.name}: expected acknowledgements below the log's end, {end},"
@@ -78,13 +83,6 @@ class SavedSubscription:
         """The floor that was saved or found last."""
         return self._witness.cursor.position
 
-    @property
-    def state(self) -> Subscribed:
-        """What was saved or found last."""
-        found = self._witness.cursor.subscribed
-        assert found is not None
-        return found
-
     def save(self, offset: int, timestamp_us: int, done: OffsetRanges) -> bool:
         """Save a floor and what is done above it; False, without a request, when that is what was saved last.
 
@@ -93,9 +91,9 @@ class SavedSubscription:
         position = LogPosition(offset, max(timestamp_us, self.position.timestamp_us))
         if offset == self.position.offset and done == self.state.done:
             return False
-        self._witness = self._cursors.save(
-            self._wanted.name, position, self._witness, subscribed=replace(self.state, done=done)
-        )
+        extension = replace(self.state, done=done).extension(offset)
+        name, owner = self._wanted.name, Owner.SUBSCRIPTION
+        self._found(self._cursors.save(name, position, self._witness, owner=owner, extension=extension))
         return True
 
     def look_again(self) -> bool:
@@ -105,40 +103,40 @@ class SavedSubscription:
         """
         before, state = self.position.offset, self.state
         witness = self._cursors.load(self._wanted.name)
-        found = None if witness is None else witness.cursor.subscribed
-        if witness is None or found is None or found.token != self._token:
+        is_one = witness is not None and witness.cursor.owner is Owner.SUBSCRIPTION
+        if witness is None or not is_one or _subscribed(witness, self._wanted).token != self._token:
             what = "none" if witness is None else "another one of that name"
             message = (
                 f"log {self._wanted.log}, subscription {self._wanted.name}: expected the one that was opened, found"
                 f" {what}: it was removed meanwhile, and what is acknowledged now is not saved; open it again"
             )
             raise CursorConflictError(message)
-        self._witness = witness
+        self._found(witness)
         now = witness.cursor.position.offset
-        return before <= now and found.done.holds_all(state.done.between(now, _beyond(state)))
+        return before <= now and self.state.done.holds_all(state.done.between(now, state.done_limit))
 
 
-def _beyond(state: Subscribed) -> int:
-    return state.done.ranges[-1][1] if state.done.ranges else 0
+def _subscribed(witness: Witness, wanted: Wanted) -> Subscribed:
+    return Subscribed.of(witness.cursor, f"log {wanted.log}, subscription {wanted.name}")
 
 
 def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
     subscribed = Subscribed(token=wanted.token, topics=wanted.topics, pins=wanted.pins)
-    num_bytes = len(strict_json.dump(subscribed.to_json(0)))
+    extension = subscribed.extension(0)
+    num_bytes = len(strict_json.dump(extension.to_json()))
     if num_bytes > _TOPICS_BYTES_MAX:
         message = f"topics: expected patterns that take at most {_TOPICS_BYTES_MAX} bytes as JSON, found {num_bytes}"
         raise InvalidRequestError(message)
     position = _position(tail, wanted, tail.manifest())
     try:
-        return cursors.init(wanted.name, position, subscribed=subscribed)
+        return cursors.init(wanted.name, position, owner=Owner.SUBSCRIPTION, pins=wanted.pins, extension=extension)
     except (CursorConflictError, GarbageCollectedError) as error:
         # Another process has created it since; or it was, at the first record that is kept.
-        witness = cursors.load(wanted.name)
+        witness = cursors.load(wanted.name, Owner.SUBSCRIPTION)
         late = isinstance(error, GarbageCollectedError) and wanted.start != "beginning"
         if witness is None or late:
             # Left where it is, the next start would skip silently what this one reports.
-            found = None if witness is None else witness.cursor.subscribed
-            if late and found is not None and found.token == wanted.token:
+            if late and witness is not None and _subscribed(witness, wanted).token == wanted.token:
                 cursors.delete(wanted.name)
             raise
         return witness

@@ -7,15 +7,18 @@ that no crash comes between the two. Source: docs/keyed.md, "Consumers".
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
-from wal3_core.errors import CursorConflictError, InvalidRequestError
-from wal3_core.model.cursor import KEYS_MAX
+from wal3_core.errors import CorruptError, CursorConflictError, InvalidRequestError
+from wal3_core.model.cursor import Extension, Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record
+from wal3_core.model.strict_json import Fields
 from wal3_core.views.keyed.key_count import count_exactly
 from wal3_core.views.keyed.key_following import follow_keys
 from wal3_core.views.keyed.key_index import KeyMatch
@@ -24,11 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.log.read.consumed import Opening
+    from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.views.keyed.hits import Hit
     from wal3_core.views.keyed.key_reader import KeyReader
 
+# Collections read every cursor, so that it stays small.
+KEYS_MAX = 8192
 # Well below what a cursor can take.
 _KEYS_BYTES_MAX = 3 * 2**16
 
@@ -36,20 +43,33 @@ _KEYS_BYTES_MAX = 3 * 2**16
 def open_consumer(keys: KeyReader, opening: Opening, log: str, prefix: bytes) -> KeyedConsumer:
     """Open a consumer where it was saved last; without a cursor of its name, create one."""
     opening.place(log)
-    witness = keys.stores.cursors.load(opening.name)
+    witness = keys.stores.cursors.load(opening.name, Owner.KEYED_CONSUMER)
     if witness is None:
         message = f"log {log}, consumer {opening.name}: expected its cursor, which was just there, found it deleted"
         raise CursorConflictError(message)
-    _check_within(keys.manifest(), f"log {log}, consumer {opening.name}", witness)
+    what = f"log {log}, consumer {opening.name}"
+    _check_within(keys.manifest(), what, witness)
+    _check_prefix(what, prefix, witness)
     return KeyedConsumer(keys, opening.name, prefix, witness)
 
 
 def _check_within(manifest: Manifest, what: str, witness: Witness) -> None:
     """Refuse positions beyond the log's end, as after the restore of an older manifest: they would skip records."""
     cursor, end = witness.cursor, manifest.next.position.offset
-    furthest = max([cursor.position.offset, *(offset for _, offset in cursor.keys)])
+    furthest = max(cursor.position.offset, cursor.extension.limit)
     if furthest > end:
         message = f"{what}: expected positions up to the log's end, {end}, found {furthest}: move its cursor"
+        raise InvalidRequestError(message)
+
+
+def _check_prefix(what: str, prefix: bytes, witness: Witness) -> None:
+    """Refuse the cursor of other keys: it would be moved over their records. Earlier versions do not say the prefix."""
+    terms, wanted = witness.cursor.extension.terms, extension_of(prefix).terms
+    if terms and terms != wanted:
+        message = (
+            f"{what}: expected a consumer of keys with the prefix {ascii(prefix)[:80]}, found one of"
+            f" {ascii(terms.get('prefix'))[:120]} in base64: open it with that, or take another name"
+        )
         raise InvalidRequestError(message)
 
 
@@ -63,10 +83,11 @@ class KeyedConsumer:
     def __init__(self, keys: KeyReader, name: str, prefix: bytes, witness: Witness) -> None:
         self._keys = keys
         self._name = name
+        self._prefix = prefix
         self._match = KeyMatch(prefix, prefix=True)
         self._witness = witness
         self._floor = witness.cursor.position
-        self._ahead = dict(witness.cursor.keys)
+        self._ahead = _keys_of(witness.cursor, f"consumer {name}")
 
     @property
     def floor(self) -> int:
@@ -130,8 +151,11 @@ class KeyedConsumer:
         floor = self._keys.steady(self.floor, None, self._risen)
         ahead = {key: offset for key, offset in self._ahead.items() if offset > floor.offset}
         stored = _fitting(ahead)
-        if (floor.offset, stored) != (self._witness.cursor.position.offset, self._witness.cursor.keys):
-            self._witness = self._keys.stores.cursors.save(self._name, floor, self._witness, keys=stored)
+        told, saved = extension_of(self._prefix, stored), self._witness.cursor
+        if (floor.offset, told) != (saved.position.offset, saved.extension):
+            self._witness = self._keys.stores.cursors.save(
+                self._name, floor, self._witness, owner=Owner.KEYED_CONSUMER, extension=told
+            )
         self._floor, self._ahead = floor, ahead
         return len(ahead) - len(stored)
 
@@ -159,6 +183,39 @@ class KeyedConsumer:
                 left = len(group) - int(np.searchsorted(group, np.uint64(self.position(key))))
                 if left:
                     yield hit, key, left
+
+
+def extension_of(prefix: bytes, keys: tuple[tuple[bytes, int], ...] = ()) -> Extension:
+    """Return what a cursor keeps: the prefix, and keys ahead of it, each with the offset of what is not processed."""
+    terms: JsonObject = {"prefix": _text_of(prefix)}
+    if not keys:
+        return Extension(terms=terms)
+    told: JsonObject = {_text_of(key): offset for key, offset in keys}
+    return Extension(terms=terms, ahead={"keys": told}, limit=max(offset for _, offset in keys))
+
+
+def _text_of(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+def _keys_of(cursor: Cursor, what: str) -> dict[bytes, int]:
+    """Read the keys ahead of a cursor's position; CorruptError names ``what`` when anything is off."""
+    if not cursor.extension.ahead:
+        return {}
+    ahead = Fields(cursor.extension.ahead, what)
+    told = ahead.object("keys").integers(count_max=KEYS_MAX)
+    ahead.finish()
+    found = {}
+    for text, offset in told.items():
+        try:
+            key = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if _text_of(key) != text or not cursor.position.offset < offset <= cursor.extension.limit:
+            message = f"{what}: expected keys as base64, ahead of its position, found {ascii(text)[:80]} at {offset}"
+            raise CorruptError(message)
+        found[key] = offset
+    return found
 
 
 def _fitting(ahead: dict[bytes, int]) -> tuple[tuple[bytes, int], ...]:

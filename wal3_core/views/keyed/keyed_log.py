@@ -13,6 +13,7 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import ConsumerOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -22,7 +23,7 @@ from wal3_core.views.keyed.key_following import follow_keys
 from wal3_core.views.keyed.key_index import KeyMatch
 from wal3_core.views.keyed.key_reader import within
 from wal3_core.views.keyed.keyed_appends import KeyedAppends
-from wal3_core.views.keyed.keyed_consumer import open_consumer
+from wal3_core.views.keyed.keyed_consumer import extension_of, open_consumer
 from wal3_core.views.keyed.keyed_options import KeyedOptions
 from wal3_core.views.keyed.keyed_scan import KeyedScan, ScanBounds
 
@@ -186,7 +187,7 @@ class KeyedLog(KeyedAppends):
     def consumer(self, name: str, *, prefix: bytes = b"", start: ConsumerStart = "beginning") -> KeyedConsumer:
         """Open a consumer of the keys that begin with a prefix where it was saved last, or create it at ``start``.
 
-        Its cursor has this name. Open it with the same prefix each time: the records of no other keys are kept for it.
+        Its cursor has this name. InvalidRequestError when that is the cursor of something else, or of another prefix.
         """
         reading = ConsumerOptions(reader=self._options.reader)
         opening = Opening(
@@ -196,6 +197,8 @@ class KeyedLog(KeyedAppends):
             options=reading,
             runtime=self._runtime,
             log_id=self._keys.known.log_id,
+            owner=Owner.KEYED_CONSUMER,
+            extension=extension_of(prefix),
         )
         return open_consumer(self._keys, opening, self._log, prefix)
 

@@ -19,6 +19,7 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.cursor import Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
 from wal3_core.runtime.loggers import QUEUE
@@ -82,14 +83,16 @@ class Broker:
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
         self._sound = True
+        # Before the queue is taken: a cursor of something else fails this open, and no broker that works.
+        self._cursors.load(CURSOR, Owner.QUEUE)
         take(self._writer, self._token)
         keep_uncollected(store, log, runtime, self.log_id)
         loaded = self._loader.load()
         self._begin(loaded)
-        if self._cursors.load(CURSOR) is None:
+        if self._cursors.load(CURSOR, Owner.QUEUE) is None:
             # Nothing was kept from key compaction: only a checkpoint from here on counts.
             with contextlib.suppress(CursorConflictError):
-                self._cursors.init(CURSOR, self._end)
+                self._cursors.init(CURSOR, self._end, owner=Owner.QUEUE)
             self.checkpointer.want()
         if loaded.behind > _BEHIND_MAX:
             self._commit(Turn(self._end.offset, self._clock.now_ms()), 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
+from wal3_core.model.cursor import Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
@@ -114,12 +115,12 @@ class Checkpointer:
         Where there is no cursor, nothing was kept from compaction: only a checkpoint behind the new cursor counts.
         """
         try:
-            witness = self._cursors.load(CURSOR)
+            witness = self._cursors.load(CURSOR, Owner.QUEUE)
             if witness is None:
-                self._cursors.init(CURSOR, end)
+                self._cursors.init(CURSOR, end, owner=Owner.QUEUE)
                 self._wanted.append(Outcome())
             elif witness.cursor.position.offset < begun_at.offset:
-                self._cursors.save(CURSOR, begun_at, witness)
+                self._cursors.save(CURSOR, begun_at, witness, owner=Owner.QUEUE)
         except LogError as error:
             # The next checkpoint moves it; until then more is kept than needed.
             QUEUE.warning("queue: the cursor %s was not moved to %d: %s", CURSOR, begun_at.offset, error)

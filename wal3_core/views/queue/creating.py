@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import ConditionNotMetError, CursorConflictError, LogExistsError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.cursor import Owner
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
 from wal3_core.runtime.loggers import QUEUE
@@ -43,7 +44,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     # Whatever step this ends at, the next call goes on from there.
     PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
     with contextlib.suppress(CursorConflictError):
-        CursorStore(store, log, runtime=runtime, log_id=log_id).init(CURSOR, manifest.next.position)
+        CursorStore(store, log, runtime=runtime, log_id=log_id).init(CURSOR, manifest.next.position, owner=Owner.QUEUE)
     now_ms = runtime.now_us() // US_PER_MS
     meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=now_ms, now_ms=now_ms, floors_ms={})
     records = [

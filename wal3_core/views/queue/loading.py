@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
+from wal3_core.model.cursor import Owner
 from wal3_core.options import Limits
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -179,7 +180,9 @@ class QueueLoader:
 
     def _cursor(self, manifest: Manifest) -> Witness | None:
         """Load the queue's cursor; None when the log has none, as one that is no queue."""
-        return CursorStore(self._store, self._log, runtime=self._runtime, log_id=manifest.log_id).load(CURSOR)
+        return CursorStore(self._store, self._log, runtime=self._runtime, log_id=manifest.log_id).load(
+            CURSOR, Owner.QUEUE
+        )
 
     def _what(self, offset: int) -> str:
         return f"queue {self._url}: record {offset}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, integer, optional
 from wal3_core.errors import CorruptError
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -31,7 +32,8 @@ _CACHE_BYTES = 64 * 2**20
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
 def is_queue(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> bool:
     """Tell whether a log is a queue, by its cursor: one GET."""
-    return CursorStore(store, log, runtime=runtime).load(CURSOR) is not None
+    witness = CursorStore(store, log, runtime=runtime).load(CURSOR)
+    return witness is not None and witness.cursor.may_be_of(Owner.QUEUE)
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))

@@ -1,7 +1,8 @@
-"""What a subscription's cursor says beyond its position, as stored; sets of offsets."""
+"""What an owner keeps in its cursor beyond the position, as stored; sets of offsets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ from hypothesis import strategies as st
 
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
-from wal3_core.model import strict_json
-from wal3_core.model.cursor import Cursor
+from wal3_core.model.cursor import Cursor, Extension, Owner
 from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
-from wal3_core.model.strict_json import U64_MAX
-from wal3_core.model.subscription import Subscribed
+from wal3_core.model.strict_json import U64_MAX, Fields, JsonObject
+from wal3_core.views.feed.subscribed import Subscribed
+from wal3_core.views.keyed.keyed_consumer import extension_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SUBSCRIBED = Subscribed(token="0123456789abcdef", topics=("a/*", "b"), pins=False, done=OffsetRanges(((5, 7), (9, 10))))
-CURSOR = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID, subscribed=SUBSCRIBED)
+PLAIN = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID)
+CURSOR = replace(PLAIN, owner=Owner.SUBSCRIPTION, pins=False, extension=SUBSCRIBED.extension(3))
+KEYS = extension_of(b"p", ((b"", 9), (b"a", 4), (b"a\0", 7)))
 SETS = st.frozensets(st.integers(1, 40)).map(sorted)
 
 
@@ -31,11 +35,49 @@ def offsets_of(ranges: OffsetRanges) -> list[int]:
     return [offset for start, limit in ranges.ranges for offset in range(start, limit)]
 
 
-def test_format_is_what_earlier_versions_wrote() -> None:
-    stored = (GOLDEN / "cursor_of_a_subscription.json").read_bytes()
+@pytest.mark.parametrize(
+    ("name", "cursor"),
+    [
+        ("cursor_of_a_subscription", CURSOR),
+        ("cursor_of_keys", replace(PLAIN, owner=Owner.KEYED_CONSUMER, extension=KEYS, carried_from=LogId("2" * 32))),
+    ],
+)
+def test_format_is_what_earlier_versions_wrote(name: str, cursor: Cursor) -> None:
+    stored = (GOLDEN / f"{name}.json").read_bytes()
 
-    assert CURSOR.to_bytes() == stored
-    assert Cursor.from_bytes(stored, what="cursor") == CURSOR
+    assert cursor.to_bytes() == stored
+    assert Cursor.from_bytes(stored, what="cursor") == cursor
+
+
+def test_cursors_that_do_not_name_their_owner_are_read() -> None:
+    """Versions before owners showed the kind by the fields alone."""
+    subscribed, keyed = (
+        Cursor.from_bytes((GOLDEN / f"{name}_without_owner.json").read_bytes(), what="cursor")
+        for name in ("cursor_of_a_subscription", "cursor_of_keys")
+    )
+
+    assert (subscribed.owner, subscribed.pins) == (Owner.SUBSCRIPTION, False)
+    assert Subscribed.of(subscribed, "cursor") == SUBSCRIBED
+    assert (keyed.owner, keyed.extension) == (Owner.KEYED_CONSUMER, replace(KEYS, terms={}))
+    # How far the acknowledgements go is not said there: no other log takes them over.
+    assert subscribed.within(LogPosition(100, 9)).extension == CURSOR.extension.behind
+
+
+@pytest.mark.parametrize(
+    "extension", [{"ahead": {"x": 1}}, {"ahead": {"x": 1}, "limit": 3}, {"limit": 4}, {"ahead": {}, "limit": 4}]
+)
+def test_extension_says_how_far_it_goes_and_that_is_ahead(extension: JsonObject) -> None:
+    with pytest.raises(CorruptError, match="expected something ahead below a limit behind offset 3"):
+        Extension.from_json(Fields(extension, "cursor.extension"), LogPosition(3, 5))
+
+
+def test_log_that_ends_earlier_forgets_what_is_ahead_and_keeps_whose_cursor_it_is() -> None:
+    whole, cut, moved = (CURSOR.within(LogPosition(limit, 0)) for limit in (10, 9, 2))
+
+    assert whole == CURSOR
+    assert (cut.position, cut.extension) == (CURSOR.position, CURSOR.extension.behind)
+    assert (moved.position.offset, moved.owner, moved.pins) == (2, Owner.SUBSCRIPTION, False)
+    assert Subscribed.of(cut, "cursor") == replace(SUBSCRIBED, done=OffsetRanges())
 
 
 @given(SETS, SETS, st.integers(1, 45), st.integers(1, 45))
@@ -71,7 +113,7 @@ def test_text_that_is_no_ranges_is_refused(text: str) -> None:
 
 def test_empty_field_is_refused_as_it_would_have_been_left_out() -> None:
     with pytest.raises(CorruptError, match="expected ranges as done, or no such field, found none"):
-        Subscribed.from_json(strict_json.Fields({**SUBSCRIBED.to_json(3), "done": ""}, what="x"), 3)
+        Subscribed.of(replace(CURSOR, extension=replace(CURSOR.extension, ahead={"done": ""})), "x")
 
 
 def test_full_document_can_be_read_back_and_one_range_more_is_refused() -> None:
@@ -82,7 +124,8 @@ def test_full_document_can_be_read_back_and_one_range_more_is_refused() -> None:
         epoch_us=7,
         generation=1,
         log_id=LOG_ID,
-        subscribed=Subscribed(token="0" * 16, topics=topics, done=full),
+        owner=Owner.SUBSCRIPTION,
+        extension=Subscribed(token="0" * 16, topics=topics, done=full).extension(3),
     )
 
     assert Cursor.from_bytes(cursor.to_bytes(), what="cursor") == cursor

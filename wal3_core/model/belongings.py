@@ -1,0 +1,225 @@
+"""What a log owns, and what each operation does with it: one table, and the code that carries it out. Pure.
+
+Whatever makes a log go on somewhere else (a successor, a copy, an update of a copy) takes along what the table says,
+and nothing else decides it. Source: docs/protocol.md, "What a log owns".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.model.cursor import Owner, is_writers
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.position import LogPosition
+
+
+class Operation(StrEnum):
+    """What is done to a log, or makes one."""
+
+    INITIALIZE = "initialize"
+    OPEN_BY_OLDER = "open by an older writer"
+    MIGRATE = "migrate"
+    COPY = "copy"
+    UPDATE = "update"
+    COPY_FROM = "copy from an offset"
+    RESTORE = "restore"
+    RESTORE_ELSEWHERE = "restore under another name"
+    BOOTSTRAP = "bootstrap"
+    REPAIR = "repair"
+    SEAL = "seal"
+    DESTROY = "destroy"
+    COMPACT = "key compaction"
+    COLLECT = "collection"
+    OLDER_MANIFEST = "an older manifest restored"
+
+
+class Fate(StrEnum):
+    """What becomes of a thing that a log owns, in the log that an operation leaves or makes."""
+
+    KEPT = "kept"
+    ANEW = "anew"
+    REFUSED = "refused"
+    NONE = "-"
+
+
+class Thing(StrEnum):
+    """What a log owns, besides its policy, each field of which is a thing of its own, and its cursors."""
+
+    RECORDS = "records"
+    POLICY = "policy"
+    CONSUMER = "cursor of a consumer"
+    KEYED_CONSUMER = "cursor of a consumer by key"
+    SUBSCRIPTION = "cursor of a subscription"
+    WRITER = "cursor of a writer, with its named appends"
+    ROLLUP = "cursor of a roll-up"
+    QUEUE = "cursor of a queue"
+    PINS = "pins"
+    CLEAN_MARKS = "clean marks"
+    DROPPED = "lists of dropped records"
+    FENCE = "fence"
+    ANNOUNCEMENTS = "announcements"
+    SEAL = "seal"
+
+
+CURSORS = {
+    Owner.CONSUMER: Thing.CONSUMER,
+    Owner.KEYED_CONSUMER: Thing.KEYED_CONSUMER,
+    Owner.SUBSCRIPTION: Thing.SUBSCRIPTION,
+    Owner.WRITER: Thing.WRITER,
+    Owner.ROLLUP: Thing.ROLLUP,
+    Owner.QUEUE: Thing.QUEUE,
+}
+# What ``PolicyStore`` sets in each version is none of the policy's terms.
+POLICY_FIELDS = tuple(each.name for each in fields(Policy) if each.name not in {"log_id", "generation", "writer"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What becomes of one thing, and why."""
+
+    fate: Fate
+    why: str
+
+
+_NOTHING = Cell(Fate.ANEW, "a new log owns nothing yet")
+_STAYS = Cell(Fate.KEPT, "the log stays the same one")
+_OLDER = Cell(
+    Fate.KEPT, "it loads the manifest first, refuses one with a field that it does not know, and changes nothing"
+)
+_COPIED = Cell(Fate.KEPT, "the copy holds the same records, and keeps them by the same rules")
+_NOT_MOVED = Cell(Fate.KEPT, "an update leaves it as the copy has it")
+_NO_PINS = Cell(Fate.ANEW, "a pin keeps objects of its own log alone")
+_NO_LISTS = Cell(Fate.ANEW, "receipts count the objects of one log: the source's passes stay with the source")
+_OPEN = Cell(Fate.ANEW, "it is open, whatever the source is")
+_IDLE = Cell(Fate.ANEW, "what was announced concerns the source's manifest alone")
+_GONE = Cell(Fate.ANEW, "deleted with the log; a later life of the name owns nothing yet")
+_BY_OFFSET = Cell(
+    Fate.KEPT, "as in a copy; one below the copy's first record is left out, but that of a writer begins there"
+)
+_REVERTED = Cell(Fate.KEPT, "as the restored manifest has it")
+_BESIDE = Cell(Fate.KEPT, "it is a document of its own; a cursor beyond the restored end stops collections")
+_QUEUE = Cell(Fate.REFUSED, "a queue's items lie in its log alone: its successor would be no queue")
+_ROLLUP = Cell(Fate.REFUSED, "servers mark in a dirty log by its name: its successor would get no markers")
+
+_COPY = {
+    **dict.fromkeys(Thing, _COPIED),
+    Thing.PINS: _NO_PINS,
+    Thing.DROPPED: _NO_LISTS,
+    Thing.ANNOUNCEMENTS: _IDLE,
+    Thing.SEAL: _OPEN,
+}
+_AT_ITS_BEGINNING = Cell(
+    Fate.KEPT, "it begins where the successor does, so that the successor keeps all records until its owner has come"
+)
+_BEGUN_BEHIND = Cell(Fate.ANEW, "it concerns objects of the sealed log, which stay there")
+
+# By operation, what becomes of each thing.
+TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
+    Operation.INITIALIZE: dict.fromkeys(Thing, _NOTHING),
+    Operation.OPEN_BY_OLDER: dict.fromkeys(Thing, _OLDER),
+    Operation.MIGRATE: {
+        **dict.fromkeys(Thing, _BEGUN_BEHIND),
+        **dict.fromkeys((Thing.CONSUMER, Thing.KEYED_CONSUMER, Thing.SUBSCRIPTION), _AT_ITS_BEGINNING),
+        Thing.RECORDS: Cell(Fate.ANEW, "they stay in the sealed log; offsets and setsum go on"),
+        Thing.POLICY: Cell(Fate.KEPT, "the successor keeps its records as the sealed log would have"),
+        Thing.WRITER: Cell(Fate.KEPT, "an append with a name that the sealed log has is not made again"),
+        Thing.ROLLUP: _ROLLUP,
+        Thing.QUEUE: _QUEUE,
+        Thing.SEAL: Cell(Fate.ANEW, "the successor is open"),
+    },
+    Operation.COPY: _COPY,
+    Operation.UPDATE: {
+        **dict.fromkeys(Thing, _NOT_MOVED),
+        Thing.RECORDS: Cell(Fate.KEPT, "those that the source has gained are appended at their offsets"),
+        **dict.fromkeys(
+            CURSORS.values(), Cell(Fate.KEPT, "where the source's is by now; deleted if the source's was deleted")
+        ),
+        Thing.SEAL: Cell(Fate.REFUSED, "a sealed log takes no records"),
+    },
+    Operation.COPY_FROM: {**_COPY, **dict.fromkeys(CURSORS.values(), _BY_OFFSET)},
+    Operation.RESTORE: _COPY,
+    Operation.RESTORE_ELSEWHERE: _COPY,
+    Operation.BOOTSTRAP: {
+        **dict.fromkeys(Thing, _NOTHING),
+        Thing.RECORDS: Cell(Fate.KEPT, "at their own offsets and times"),
+    },
+    Operation.REPAIR: dict.fromkeys(Thing, _STAYS),
+    Operation.SEAL: dict.fromkeys(Thing, _STAYS),
+    Operation.DESTROY: {
+        **dict.fromkeys(Thing, _GONE),
+        Thing.PINS: Cell(Fate.REFUSED, "somebody relies on it; unless the call says that pins go, too"),
+    },
+    Operation.COMPACT: {
+        **dict.fromkeys(Thing, _STAYS),
+        Thing.RECORDS: Cell(Fate.KEPT, "the newest of each key, and all that a cursor or the lag protects"),
+        Thing.CLEAN_MARKS: Cell(Fate.KEPT, "and one more, for what the pass left"),
+        Thing.DROPPED: Cell(Fate.KEPT, "and those of the pass"),
+        Thing.ANNOUNCEMENTS: Cell(Fate.ANEW, "the pass's own stands from its record to its install"),
+    },
+    Operation.COLLECT: {
+        **dict.fromkeys(Thing, _STAYS),
+        Thing.RECORDS: Cell(Fate.KEPT, "all at and behind the lowest cursor, and all that the policy keeps"),
+        Thing.ANNOUNCEMENTS: Cell(Fate.ANEW, "the collection's own stands from its garbage document to its prune"),
+    },
+    Operation.OLDER_MANIFEST: {
+        **dict.fromkeys(Thing, _REVERTED),
+        **dict.fromkeys((*CURSORS.values(), Thing.POLICY, Thing.PINS, Thing.DROPPED), _BESIDE),
+    },
+}
+
+
+def take_cursor(
+    operation: Operation, name: str, cursor: Cursor, first: LogPosition, limit: LogPosition
+) -> Cursor | None:
+    """Return a log's cursor as it is in another log that begins at ``first`` and ends at ``limit``; None: it has none.
+
+    The cursor names the life that it comes from, until its owner moves it.
+    """
+    thing = Thing.WRITER if is_writers(name, cursor) else CURSORS[cursor.owner or Owner.CONSUMER]
+    if TABLE[operation][thing].fate is not Fate.KEPT:
+        return None
+    found = replace(cursor.within(limit), carried_from=cursor.log_id)
+    if found.position.offset >= first.offset:
+        return found
+    if operation is Operation.MIGRATE or thing is Thing.WRITER:
+        return replace(found, position=first, extension=found.extension.behind)
+    return None if found.pins else found
+
+
+def take_cursors(
+    operation: Operation, cursors: Mapping[str, Cursor], first: LogPosition, limit: LogPosition
+) -> dict[str, Cursor]:
+    """Return a log's cursors as they are in another log that begins at ``first`` and ends at ``limit``."""
+    taken = {name: take_cursor(operation, name, cursor, first, limit) for name, cursor in cursors.items()}
+    return {name: cursor for name, cursor in taken.items() if cursor is not None}
+
+
+def refuses(operation: Operation, cursors: Mapping[str, Cursor]) -> str | None:
+    """Say why an operation is refused to a log with these cursors; None if it is not."""
+    for name, cursor in cursors.items():
+        cell = TABLE[operation][CURSORS[cursor.owner or Owner.CONSUMER]]
+        if cell.fate is Fate.REFUSED:
+            return f"cursor {name}: {cell.why}"
+    return None
+
+
+def take_manifest(
+    operation: Operation, source: Manifest, policy: Policy | None, *, log_id: LogId, writer: str
+) -> Manifest:
+    """Return the manifest of a log that goes on from another one, before its pointers are written.
+
+    It is keyed as the policy says that it takes along.
+    """
+    keyed = policy is not None and policy.has_passes
+    if operation is Operation.MIGRATE:
+        return replace(Manifest.successor(source, log_id=log_id, writer=writer), keyed=keyed)
+    return replace(source, log_id=log_id, seal=None, announced=None, destroying=False, compacting=None, keyed=keyed)
