@@ -99,7 +99,10 @@ class WriteLoop:
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
-        self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
+        amend = self._snapshotter.amend
+        self._committer = Committer(
+            manifests, runtime, options, amend=amend, snapshots=self.snapshots, meter=self.meter
+        )
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
