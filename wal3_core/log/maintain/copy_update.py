@@ -148,9 +148,8 @@ class _Updating:
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         amend = partial(rolled_now, snapshots=self._snapshots, options=options)
-        self._committer = Committer(
-            self._into, runtime, options, amend=amend, snapshots=self._snapshots, meter=Meter(runtime, target.log)
-        )
+        meter = Meter(runtime, target.log)
+        self._committer = Committer(self._into, self._snapshots, runtime, options, amend=amend, meter=meter)
         self._appended: list[FragmentPointer] = []
         # Of those: to sum them up again for each commit would take longer with each.
         self._num_records = 0

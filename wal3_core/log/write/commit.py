@@ -113,11 +113,11 @@ class Committer:
     def __init__(
         self,
         manifests: ManifestStore,
+        snapshots: SnapshotStore,
         runtime: Runtime,
         options: WriterOptions,
         *,
         amend: Callable[[Manifest], Manifest],
-        snapshots: SnapshotStore,
         meter: Meter,
     ) -> None:
         self._manifests = manifests

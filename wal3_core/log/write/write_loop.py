@@ -87,8 +87,7 @@ class WriteLoop:
         ordered: bool = False,
         marks: Marks | None = None,
     ) -> None:
-        self._url = manifests.url
-        self._store = manifests.objects
+        self._url, self._store = manifests.url, manifests.objects
         self._share = share_of(self._store)
         self._runtime = runtime
         self._options = options
@@ -100,9 +99,7 @@ class WriteLoop:
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
         amend = self._snapshotter.amend
-        self._committer = Committer(
-            manifests, runtime, options, amend=amend, snapshots=self.snapshots, meter=self.meter
-        )
+        self._committer = Committer(manifests, self.snapshots, runtime, options, amend=amend, meter=self.meter)
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
