@@ -111,7 +111,7 @@ class WriteLoop:
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
         self._tail = Tail(base, runtime, self._clock)
-        self.marking = Marking(marks, log, manifests, runtime, self.drive_on)
+        self.marking = Marking(marks, log, manifests, runtime, options, self.drive_on)
         underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes

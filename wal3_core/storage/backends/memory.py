@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError
+from wal3_core.runtime import wall_us
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -71,7 +72,7 @@ class MemoryStore:
 
     def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
         data = bytes(data)
-        stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), self._runtime.now_us())
+        stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), wall_us(self._runtime))
         with self._held():
             present = self._objects.get(check_path(path))
             if (None if present is None else present.etag) != etag:

@@ -29,7 +29,7 @@ from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.model.subscription import Subscribed
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
@@ -207,7 +207,7 @@ class CursorStore:
         self._cursors.delete(cursor_path(name))
 
     def _cursor(self, position: LogPosition, *, generation: int, subscribed: Subscribed | None) -> Cursor:
-        now_us = self._runtime.now_us()
+        now_us = wall_us(self._runtime)
         return Cursor(position=position, epoch_us=now_us, generation=generation, subscribed=subscribed)
 
     def _check_position(self, name: str, position: LogPosition, keys: tuple[tuple[bytes, int], ...] = ()) -> None:
