@@ -164,7 +164,7 @@ class LogWriter:
         no record without a key.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit(body, key=key, expect_next=expect_next))
 
     @checked(records=several, expect_next=optional(integer))
     def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
@@ -173,7 +173,7 @@ class LogWriter:
         Errors as ``append``; ``expect_next`` is the first record's offset.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit_many(records, expect_next=expect_next))
 
     @checked(table=a_table, expect_next=optional(integer))
     def append_table(self, table: Rows, *, expect_next: int | None = None) -> LogPosition:
@@ -185,7 +185,7 @@ class LogWriter:
         several times as fast.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit_table(table, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit_table(table, expect_next=expect_next))
 
     @checked(**_APPENDING)
     def submit(
