@@ -100,9 +100,11 @@ class CountingStore:
         self._inner.delete(path)
 
 
-# Faults of a PUT: applied without an answer; neither applied nor answered; applied later; conflict; applied and then
-# refused; no access; unavailable.
-Fault = Literal["applied-unknown", "unknown", "late", "conflict", "applied-refused", "denied", "unavailable"]
+# Faults of a PUT: applied without an answer; neither applied nor answered; applied later; conflict; refused as the
+# repetition of one that is applied before or later; no access; unavailable.
+Fault = Literal[
+    "applied-unknown", "unknown", "late", "conflict", "applied-refused", "late-refused", "denied", "unavailable"
+]
 
 
 @dataclass
@@ -156,9 +158,9 @@ class FaultyStore:
                 return Unknown("the reply was dropped") if fault == "applied-unknown" else Refused()
             case "unknown":
                 return Unknown("the request was dropped")
-            case "late":
+            case "late" | "late-refused" as fault:
                 self.late.append(apply)
-                return Unknown("timed out")
+                return Unknown("timed out") if fault == "late" else Refused()
             case "conflict":
                 return Refused()
             case "denied":

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Share:
 COMMON = Share()
 # As measured: with more, a process that writes a thousand logs spends most of its time on changing threads.
 _LOCAL_THREADS_MAX = 8
+# How often the end of the process looks whether tasks end.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,9 @@ class Workers:
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._begun = 0
         self._closing = False
+        # Of the tasks that run, by thread; and how many have ended.
+        self._under_way: dict[int, Share] = {}
+        self._finished = 0
 
     def spawn(self, task: Task, share: Share) -> bool:
         """Queue a task; False when no worker would run it: after ``close``, or when no thread can be started."""
@@ -238,15 +243,24 @@ class Workers:
             self._wakes.put(None)
         return True
 
-    def close(self) -> None:
-        """Run the queued tasks, and end the threads."""
+    def close(self, hung_s_max: float) -> list[Share]:
+        """Run the queued tasks, and end the threads; return whose tasks hang: for so long no task has ended."""
         with self.lock:
             if self._closing:
-                return
+                return []
             self._closing = True
         self._wakes.put(None)
-        for _ in range(self._begun):
-            self._ended.get()
+        left, looks, finished = self._begun, 0, self._finished
+        while left:
+            try:
+                self._ended.get(timeout=min(_LOOK_S, hung_s_max))
+                left -= 1
+            except Empty:
+                # Looks are counted, and not seconds: in a process that was stopped, nothing could end.
+                looks, finished = looks + 1 if finished == self._finished else 0, self._finished
+                if looks * _LOOK_S >= hung_s_max:
+                    return list(self._under_way.values())
+        return []
 
     def _begin(self) -> None:
         # When no thread can be started, the existing ones do the work.
@@ -268,6 +282,8 @@ class Workers:
                 del task, taken
                 with self.lock:
                     self._queue.finish(share)
+                    del self._under_way[_thread.get_ident()]
+                    self._finished += 1
         # Each worker that ends wakes the next.
         self._wakes.put(None)
         self._ended.put(None)
@@ -279,6 +295,7 @@ class Workers:
             taken = self._queue.take()
             if taken is None:
                 return None
+            self._under_way[_thread.get_ident()] = taken[0]
             if self._queue.running >= self._begun and not self._closing:
                 self._begin()
             more = self._queue.has_next()

@@ -57,8 +57,14 @@ MUTANTS = (
     Mutation(
         "an unanswered CAS is taken for done",
         COMMIT + "Committer._commit_onto",
-        "                unresolved = cause\n",
-        "                return Committed(base)\n",
+        "            if isinstance(outcome, Unknown):\n                unresolved = cause\n",
+        "            if isinstance(outcome, Unknown):\n                return Committed(base)\n",
+    ),
+    Mutation(
+        "a refused CAS that may still be applied is taken for failed",
+        COMMIT + "Committer._commit_onto",
+        "            if isinstance(outcome, Refused):\n                unresolved = cause\n",
+        "",
     ),
     Mutation(
         "an unanswered CAS is taken for failed",

@@ -139,6 +139,12 @@ NARROW_MUTANTS = (
         "            if isinstance(outcome, Unknown) and not generation:\n",
     ),
     Mutation(
+        "a refused change is taken for one that was never done",
+        "wal3_core.storage.documents.document_store:DocumentStore.swap",
+        "return Refused() if others else Unknown(cause)",
+        "return Refused() if others or isinstance(outcome, Refused) else Unknown(cause)",
+    ),
+    Mutation(
         "any process can create a log at a claimed name",
         MANIFESTS + "refuse_taken",
         "vacancy.kind is not VacancyKind.DESTROYED",

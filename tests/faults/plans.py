@@ -11,11 +11,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["put", "read", "list", "delete"]
 
-# put: fails before it is sent; applied but unanswered; applied up to 30 s later; 409; 403 for a while;
-# no space for a while; 503 to everything for a while; takes seconds.
+# put: fails before it is sent; applied but unanswered; applied up to 30 s later; 409; 409 to what a proxy repeated,
+# and applied before or up to 30 s later; 403 for a while; no space for a while; 503 to everything for a while; takes
+# seconds.
 # read: no answer; the body is cut, or has a flipped bit. list: no answer; a page of it fails; it is seconds old.
 FAULTS: dict[Kind, tuple[str, ...]] = {
-    "put": ("before", "after", "late", "conflict", "denied", "full", "burst", "slow"),
+    "put": (
+        *("before", "after", "late", "conflict", "conflict-after", "conflict-late"),
+        *("denied", "full", "burst", "slow"),
+    ),
     "read": ("read-unavailable", "read-truncated", "read-flipped", "read-slow", "denied", "burst"),
     "list": ("list-unavailable", "list-partial", "list-stale"),
     "delete": ("delete-before", "delete-after", "delete-late"),

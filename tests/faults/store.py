@@ -37,6 +37,7 @@ LOG = "a"
 LATE_S_MAX = 30.0
 OUTAGE_S_MAX = 15.0
 STALE_S_MAX = 20.0
+CONFLICTS = frozenset({"conflict", "conflict-after", "conflict-late"})
 # Listings that safety rests on are as fresh as the store promises; those of data folders may be stale.
 STALE_FOLDERS = re.compile(r".*/Life=[0-9a-f]{32}/(log|snapshot)/", re.ASCII)
 
@@ -139,8 +140,8 @@ class Call:
 class SimStore:
     """The world as one process sees it.
 
-    ``ambiguous`` counts PUTs that were neither done nor refused, ``troubles`` calls that met any fault,
-    ``unread`` those of reads after a PUT was refused: the refusal cannot be checked.
+    ``ambiguous`` counts PUTs that were neither done nor refused for their condition, ``troubles`` calls that met any
+    fault, ``unread`` those of reads after a PUT was refused: the refusal cannot be checked.
     """
 
     world: World
@@ -169,8 +170,10 @@ class SimStore:
                 self.world.landed(path, data, self.process.name)
             return outcome
 
-        outcome = self._send(self._draw("put", path), land)
-        self.ambiguous += isinstance(outcome, Unknown)
+        call = self._draw("put", path)
+        outcome = self._send(call, land)
+        # A refusal without a cause is as good as none.
+        self.ambiguous += isinstance(outcome, Unknown) or call.fault in CONFLICTS
         self.refused = self.refused or isinstance(outcome, Refused)
         return outcome
 
@@ -186,13 +189,15 @@ class SimStore:
                 return Unknown("reset by peer")
             case "conflict":
                 return Refused()
-            case "late" | "crash-late":
+            case "late" | "conflict-late" | "crash-late":
                 self._later(call, land)
                 self._crash(call, "crash-late")
-                return Unknown("timed out")
+                return Refused() if call.fault in CONFLICTS else Unknown("timed out")
         outcome = land()
         self._crash(call, "crash-after")
         self._travel()
+        if call.fault in CONFLICTS:
+            return Refused()
         return Unknown("reply dropped") if call.fault == "after" else outcome
 
     def _draw(self, kind: Kind, path: str) -> Call:

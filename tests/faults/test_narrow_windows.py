@@ -17,7 +17,7 @@ from tests.faults.marking_windows import (
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
-from tests.stores import FaultyStore, OvertakenStore
+from tests.stores import Fault, FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
     GarbageCollectedError,
@@ -330,6 +330,15 @@ def change_the_policy_while_a_collection_is_announced() -> None:
 
 def delete_a_cursor_while_its_name_is_used_again() -> None:
     """The answer to the delete is lost; before its caller reads again, another creates a cursor of that name."""
+    _delete_a_cursor("applied-unknown")
+
+
+def delete_a_cursor_by_a_request_that_is_repeated() -> None:
+    """The same, but the answer is that of the repeated request, which conflicts with the new cursor."""
+    _delete_a_cursor("applied-refused")
+
+
+def _delete_a_cursor(fault: Fault) -> None:
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     slow, others = FaultyStore(store), CursorStore(store, "a")
@@ -341,7 +350,7 @@ def delete_a_cursor_while_its_name_is_used_again() -> None:
             others.init("c", LogPosition(2, 0))
 
     slow.before = use_again
-    slow.fail("replace", cursor_path("c"), "applied-unknown")
+    slow.fail("replace", cursor_path("c"), fault)
     with suppress(UnavailableError):
         CursorStore(slow, "a").delete("c")
     assert others.offsets() == {"c": 2}
@@ -436,6 +445,7 @@ NARROW = (
     follow_while_all_is_appended_and_collected_between_two_looks,
     change_the_policy_while_a_collection_is_announced,
     delete_a_cursor_while_its_name_is_used_again,
+    delete_a_cursor_by_a_request_that_is_repeated,
     migrate_while_another_begins_the_successor_s_name,
     migrate_two_logs_to_one_successor,
     append_where_the_log_ends_behind_an_unanswered_commit,
@@ -457,5 +467,5 @@ def test_no_promise_is_broken_in_a_narrow_window(symptom: Callable[[], None]) ->
     [pytest.param(symptom, mutant, id=mutant.name) for symptom, mutant in zip(NARROW, NARROW_MUTANTS, strict=True)],
 )
 def test_a_defect_of_a_narrow_window_is_found(symptom: Callable[[], None], mutant: Mutation) -> None:
-    with applied(mutant), pytest.raises((AssertionError, LogError)):
+    with applied(mutant), pytest.raises((AssertionError, LogError, pytest.fail.Exception)):
         symptom()

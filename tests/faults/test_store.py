@@ -57,7 +57,7 @@ def test_each_fault_happens_once_and_then_the_store_works_again(kind: Kind) -> N
 
 def test_each_fault_leaves_behind_what_its_name_says() -> None:
     left = {}
-    for fault in ("before", "after", "conflict", "denied", "full", "burst", "slow"):
+    for fault in ("before", "after", "conflict", "conflict-after", "conflict-late", "denied", "full", "burst", "slow"):
         store = sim_store({0: fault})
         try:
             outcome: object = store.create("x", b"1")
@@ -69,6 +69,8 @@ def test_each_fault_leaves_behind_what_its_name_says() -> None:
         "before": ("Unknown", None),
         "after": ("Unknown", b"1"),
         "conflict": ("Refused", None),
+        "conflict-after": ("Refused", b"1"),
+        "conflict-late": ("Refused", None),
         "denied": ("StoreDeniedError", None),
         "full": ("StoreDeniedError", None),
         "burst": ("Unknown", None),

@@ -13,19 +13,24 @@ from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     AtTime,
     Collector,
+    CursorStore,
     InvalidRequestError,
     Limits,
     LogAt,
+    LogPosition,
     LogReader,
     LogWriter,
     NotDurableError,
+    PinStore,
     PolicyStore,
     WriterOptions,
     copy,
+    destroy,
     initialize_successor,
     migrate,
     records_across,
     scrub,
+    seal,
 )
 from wal3_core.options import CLOCK_AHEAD_S_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime
@@ -358,3 +363,20 @@ def test_condition_is_not_failed_by_the_old_manifest_of_a_writer_whose_clock_was
         with pytest.raises(NotDurableError):
             old.result(30)
         assert new.result(30).offset == 2
+
+
+@pytest.mark.parametrize(("wall_us", "counts_as_us"), [(-(10**15), 0), (2**65, 253_402_300_799_999_999)])
+def test_clock_before_1970_or_beyond_the_calendar_counts_as_the_end_of_it(
+    memory_store: MemoryStore, wall_us: int, counts_as_us: int
+) -> None:
+    """Regression: cursors, pins, seals and fragments could not be written, with an error about a field."""
+    with SetRuntime() as runtime:
+        runtime.ahead_s = (wall_us - runtime.now_us()) / US_PER_S
+        with LogWriter.open_or_initialize(memory_store, "a", runtime=runtime) as writer:
+            assert writer.append(b"x").offset == 1
+        cursors = CursorStore(memory_store, "a", runtime=runtime)
+        assert cursors.init("c", LogPosition(1, 0)).cursor.epoch_us == counts_as_us
+        assert PinStore(memory_store, "a", runtime=runtime).create("p", reason="r").epoch_us == counts_as_us
+        copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), runtime=runtime)
+        assert seal(memory_store, "b", reason="r", runtime=runtime).timestamp_us == counts_as_us
+        destroy(memory_store, "a", also_pinned=True, runtime=runtime)

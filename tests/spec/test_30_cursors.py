@@ -164,7 +164,7 @@ def test_save_that_never_gets_an_answer_is_an_error(memory_store: MemoryStore) -
     store = FaultyStore(memory_store)
     store.fail("create", "cursor/", "unknown", times=100)
 
-    with pytest.raises(UnavailableError, match="not saved in 3 tries"):
+    with pytest.raises(UnavailableError, match="not known to be saved, after 3 tries"):
         CursorStore(store, "a", retry=QUICK).init("reader", LogPosition(1, 0))
 
 

@@ -114,7 +114,7 @@ def test_nothing_is_announced_when_its_document_cannot_be_written(store: ObjectS
     faulty = FaultyStore(store)
     faulty.fail("create", "/gc/GARBAGE", "unknown", times=9)
 
-    with pytest.raises(UnavailableError, match=r"gc/GARBAGE.* not saved in 3 tries"):
+    with pytest.raises(UnavailableError, match=r"gc/GARBAGE.* not known to be saved, after 3 tries"):
         announce(faulty)
 
     assert manifest_of(store).announced is None

@@ -137,8 +137,8 @@ def test_lost_manifest_is_damage_and_never_a_new_log(filled: MemoryStore) -> Non
 
     assert [problem.path for problem in report.problems] == ["manifest/MANIFEST.json"]
     assert list(list_logs(filled)) == ["a"]
-    for make in (LogWriter.initialize, LogWriter.open_or_initialize):
-        with pytest.raises(CorruptError, match="restore it"):
+    for make in (LogWriter.initialize, LogWriter.open_or_initialize, LogWriter.open, LogReader.open):
+        with pytest.raises(CorruptError, match="restore it, or destroy what is left"):
             make(filled, "a")
 
 

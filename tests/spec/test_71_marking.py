@@ -146,6 +146,21 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
     assert bodies(faulty.inner) == [b"first", b"x", b"y", b"z"]
 
 
+def test_append_waits_for_its_marker_no_longer_than_its_own_time(faulty: FaultyStore, gate: threading.Event) -> None:
+    hold(faulty, gate, "dirty/", "replace")
+    hasty = WriterOptions(delivery_timeout_s=0.3)
+    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", options=hasty, marks=dirty) as writer:
+        error = writer.submit(b"x").exception(LIMIT_S)
+        assert isinstance(error, UnmarkedError)
+        assert error.offset == 1
+        assert "its marker has no answer within the append's 0.3 s" in str(error)
+        gate.set()
+        # The marker is late, and lands: maintenance learns of the record.
+        wait_until(lambda: spans(faulty.inner, "a") == [(1, 2)])
+        assert writer.append(b"y").offset == 2
+    assert bodies(faulty.inner) == [b"x", b"y"]
+
+
 def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
     with DirtyLog.open(faulty, "s", lanes_max=1) as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         writer.append(b"x")

@@ -81,7 +81,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["unknown", "applied-unknown", "late"])
+@pytest.mark.parametrize("fault", ["unknown", "applied-unknown", "late", "applied-refused", "late-refused"])
 def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: FaultyStore, fault: str) -> None:
     with ordered(faulty) as writer:
         writer.append(b"first")
@@ -99,7 +99,7 @@ def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: Faulty
         last = writer.append(b"last")
 
     lost = outcomes.count(UnknownDurabilityError)
-    applied = lost if fault == "applied-unknown" else 0
+    applied = lost if fault.startswith("applied") else 0
     assert outcomes[:lost] == [UnknownDurabilityError] * lost
     assert set(outcomes[lost:]) <= {HaltedError}
     assert lost > 0

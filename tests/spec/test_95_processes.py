@@ -36,7 +36,7 @@ from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.model.marker import Marker
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.runtime import ThreadRuntime
+from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -132,6 +132,28 @@ def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_u
 
     assert raised == dict.fromkeys(calls, ClosedError.__name__)
     assert CursorStore(store, "a").load("c") == witness
+
+
+def test_store_in_memory_refuses_every_call_in_the_child_also_opened_again() -> None:
+    """The child has a copy: what it appended, no other process would ever see."""
+    store = open_store("memory:before-a-fork")
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append(b"of the parent")
+    own = MemoryStore(shared_runtime())
+
+    assert in_child(lambda: LogWriter.open(open_store("memory:before-a-fork"), "a").append(b"lost")) == "ClosedError"
+    for refused in (
+        lambda: store.read("a"),
+        lambda: store.get("a"),
+        lambda: store.create("a", b""),
+        lambda: store.head("a"),
+        lambda: list(store.list_objects("")),
+        lambda: store.list_folders(""),
+        lambda: store.delete("a"),
+        lambda: own.create("a", b""),
+    ):
+        assert in_child(refused) == "ClosedError"
+    assert in_child(lambda: LogWriter.initialize(open_store("memory:in-the-child"), "a")) == "nothing"
 
 
 def test_dirty_log_and_held_writer_opened_before_a_fork_refuse_every_call_in_the_child(

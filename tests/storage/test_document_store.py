@@ -92,9 +92,9 @@ def test_save_survives_a_fault_and_is_done_once(store: ObjectStore, fault: str, 
 def test_save_gives_up_after_its_tries_and_says_why(store: ObjectStore, fault: str) -> None:
     faulty = FaultyStore(store)
     faulty.fail("create", "cursor/", fault, times=9)
-    cause = {"unknown": "the request was dropped", "conflict": "conflicts"}[fault]
+    cause = {"unknown": "the request was dropped", "conflict": "refused, perhaps as the repetition"}[fault]
 
-    with pytest.raises(UnavailableError, match=f"not saved in 3 tries: {cause}"):
+    with pytest.raises(UnavailableError, match=f"not known to be saved, after 3 tries: {cause}"):
         documents(faulty).save(PATH, FIRST, None)
 
     assert documents(store).load(PATH) is None

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
-from wal3_core.errors import InvalidRequestError, LogError, UnmarkedError
+from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError, UnmarkedError
 from wal3_core.fleet.back_pressure import BackPressure
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
@@ -259,10 +259,18 @@ class Fleet:
         """Accept no more appends, and block until those submitted have their outcome."""
         self._logs.check_reentry()
         self._pressure.close()
+        hung: UnknownDurabilityError | None = None
         for slot in self._logs.close():
-            # One that cannot be opened has nothing to wait for.
-            with contextlib.suppress(LogError):
+            try:
                 self._runtime.wait(slot.opened).close()
+            except UnknownDurabilityError as error:
+                # A call of the store does not return: the others are closed first.
+                hung = hung or error
+            except LogError:
+                # One that cannot be opened has nothing to wait for.
+                continue
+        if hung is not None:
+            raise hung
         self._await(tuple(self._under_way))
         if self._dirty_log is not None:
             self._dirty_log.close()

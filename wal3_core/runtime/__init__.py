@@ -14,7 +14,7 @@ from wal3_core.runtime.ahead import later, map_ahead
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held
-from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered
+from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "map_ahead",
     "reentered",
     "shared_runtime",
+    "wall_us",
 ]

@@ -124,6 +124,15 @@ class Runtime(Protocol):
         ...
 
 
+# The end of the year 9999, which is also the last time that can be shown as a date.
+_WALL_US_MAX = 253_402_300_799_999_999
+
+
+def wall_us(runtime: Runtime) -> int:
+    """Return the wall clock as it may be stored: a clock before 1970 counts as 1970, one beyond 9999 as its end."""
+    return min(max(runtime.now_us(), 0), _WALL_US_MAX)
+
+
 # The argument check that accepts any Runtime.
 a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn", "wait", "lock")
 

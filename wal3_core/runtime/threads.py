@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.errors import ClosedError
+from wal3_core.runtime.loggers import STORE
 from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
 from wal3_core.runtime.port import Lock, OwnThread, Timer, reentered
 from wal3_core.runtime.timers import TimerThread
+from wal3_core.runtime.watch import WATCHED
 from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# How long nothing ends before a store's call counts as one that never returns: longer than one with all its retries.
+HUNG_S_MAX = 180.0
 # Enough for a few dozen requests in flight; a log owns none of them.
 WORKERS_MAX = 32
 # How many forks lie between this process and the one that imported this first.
@@ -66,8 +70,9 @@ class _OwnThread:
 class ThreadRuntime:
     """The Runtime of a real process."""
 
-    def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
+    def __init__(self, *, workers_max: int = WORKERS_MAX, hung_s_max: float = HUNG_S_MAX) -> None:
         self.observer: Observer = SILENT
+        self._hung_s_max = hung_s_max
         self._process, self._forks = os.getpid(), _forks
         self._inline = threading.local()
         self._workers = Workers(workers_max, self._run_here)
@@ -203,11 +208,19 @@ class ThreadRuntime:
             return found
 
     def close(self) -> None:
-        """Wait for the running tasks and end the workers; called at the latest when the interpreter ends."""
+        """Wait for the running tasks and end the workers; called at the latest when the interpreter ends.
+
+        A store's call that does not return is not waited for once no task has ended for ``hung_s_max`` seconds.
+        """
         atexit.unregister(self.close)
         # A fork inherits the call, but not the threads.
-        if os.getpid() == self._process:
-            self._workers.close()
+        if os.getpid() != self._process:
+            return
+        for share in self._workers.close(self._hung_s_max):
+            place = f"store {share.store}" + (f", log {share.log.rstrip('/')}" if share.log else "")
+            longest = WATCHED.watch.longest()
+            text = "%s: a task has not ended for %.0f s, and is left under way: what it sent may still be applied%s"
+            STORE.error(text, place, self._hung_s_max, f" ({longest})" if longest else "")
 
     def __enter__(self) -> Self:
         return self

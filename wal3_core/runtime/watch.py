@@ -20,11 +20,13 @@ LATE_S = 2.0
 class _Call:
     """A call under way."""
 
-    __slots__ = ("due_s", "late")
+    __slots__ = ("began_s", "due_s", "late", "name")
 
-    def __init__(self, late: Callable[[], None]) -> None:
-        self.due_s = time.monotonic() + LATE_S
+    def __init__(self, late: Callable[[], None], name: Callable[[], str]) -> None:
+        self.began_s = time.monotonic()
+        self.due_s = self.began_s + LATE_S
         self.late = late
+        self.name = name
 
 
 class Watch:
@@ -36,9 +38,9 @@ class Watch:
         self._running = _thread.allocate_lock()
 
     @contextlib.contextmanager
-    def over(self, late: Callable[[], None]) -> Iterator[None]:
-        """Call ``late`` every two seconds, in another thread, while the block lasts."""
-        call = _Call(late)
+    def over(self, late: Callable[[], None], name: Callable[[], str]) -> Iterator[None]:
+        """Call ``late`` every two seconds, in another thread, while the block lasts; ``name`` says what it calls."""
+        call = _Call(late, name)
         try:
             self._calls[call] = None
             if not self._running.locked():
@@ -46,6 +48,13 @@ class Watch:
             yield
         finally:
             self._calls.pop(call, None)
+
+    def longest(self) -> str:
+        """Say which call has lasted longest, and for how long; "" when none is late."""
+        calls = list(self._calls)
+        first = min(calls, key=lambda call: call.began_s, default=None)
+        lasts_s = 0.0 if first is None else time.monotonic() - first.began_s
+        return "" if first is None or lasts_s < LATE_S else f"{first.name()} has not returned for {lasts_s:.0f} s"
 
     def _begin(self) -> None:
         if self._running.acquire(blocking=False):

@@ -1,7 +1,7 @@
 """The port to an object store: only what the protocol needs.
 
-A PUT has three outcomes: Done, Refused (the condition did not hold), Unknown (it may have been
-applied, or may be applied minutes later). A call that certainly changed nothing and cannot succeed
+A PUT has three outcomes: Done, Refused (the condition did not hold, as the store says), Unknown (it may have
+been applied, or may be applied minutes later). A call that certainly changed nothing and cannot succeed
 as things are (no access, no bucket, no space) raises UnavailableError. No implementation retries a
 PUT: a hidden retry turns the caller's own success into a refusal.
 Source: docs/protocol.md, "Object store contract".
@@ -38,7 +38,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The condition did not hold; nothing was changed by this call."""
+    """The store says that the condition did not hold: read the object before anything is concluded.
+
+    Whatever repeats a request on its way (a proxy, a client) passes on the last answer. If the object has the version
+    of before, an earlier request of this call may still be applied; if it has another, one may have been.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Unknown:
 
 
 PutOutcome = Done | Refused | Unknown
+# What is said of a refusal that the object does not explain.
+REFUSED = "refused, perhaps as the repetition of a request that is under way or done"
 
 
 @dataclass(frozen=True, slots=True)

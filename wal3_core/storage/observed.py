@@ -114,7 +114,9 @@ class ObservedStore:
         """Call the store; report it as waiting while it does not answer."""
         began_s = self._runtime.monotonic_s()
         try:
-            with WATCHED.watch.over(lambda: self._silence.lasts(kind, path, began_s)):
+            with WATCHED.watch.over(
+                lambda: self._silence.lasts(kind, path, began_s), lambda: f"store {self._name}: {_verb(kind)} {path}"
+            ):
                 outcome = send()
         except StoreDeniedError:
             self._silence.ends(kind)

@@ -13,6 +13,7 @@ from wal3_core.storage.store_urls import named_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
 
 T = TypeVar("T")
@@ -34,6 +35,12 @@ def timeout_s_of(url: str) -> float:
     """Return for how many seconds requests to a store are retried, as its URL says."""
     named = named_in(url).get("timeout_s")
     return TIMEOUT_S if named is None else float(named)
+
+
+def delivery_s_of(options: WriterOptions, url: str) -> float:
+    """Return an append's time: the writer's, else the store's."""
+    given_s = options.delivery_timeout_s
+    return timeout_s_of(url) if given_s is None else given_s
 
 
 def for_store(options: RetryOptions, store: Addressed) -> RetryOptions:

@@ -22,7 +22,7 @@ from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
@@ -244,7 +244,7 @@ class _Destroying:
         raise self._gave_up()
 
     def _seal(self) -> Seal:
-        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
+        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=wall_us(self._runtime))
 
     def _refuse_pinned(self, found: Manifest) -> None:
         """Refuse if there is a pin made before the announcement: its creator may rely on it."""

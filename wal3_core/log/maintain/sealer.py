@@ -31,7 +31,7 @@ from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import stamp
@@ -90,7 +90,7 @@ def seal(
         reason=reason,
         # The token makes the seal this call's own: another's is never taken for it.
         sealed_by=sealed_by or stamp(runtime),
-        timestamp_us=runtime.now_us(),
+        timestamp_us=wall_us(runtime),
         successor=successor,
     )
     store = patient(store, runtime)

@@ -86,9 +86,9 @@ class LogReader(Tables):
         options: ReaderOptions | None = None,
         runtime: Runtime | None = None,
     ) -> Self:
-        """Open a log for reading: one GET. LogNotFoundError when it was never initialized."""
+        """Open a log for reading: one GET. LogNotFoundError when it was never begun, CorruptError when damaged."""
         reader = cls(store, log, options=options or ReaderOptions(), runtime=runtime or shared_runtime())
-        reader.manifest()
+        reader._known = reader._manifests.open()
         return reader
 
     def manifest(self) -> Manifest:

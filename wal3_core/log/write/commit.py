@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, LogError, StoreDeniedError, UnavailableError
+from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.object_store import Refused, Unknown
+from wal3_core.storage.object_store import REFUSED, Refused, Unknown
 from wal3_core.storage.retry import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.manifest_parts import Epoch
+    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import InstallOutcome, ManifestStore
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Undetermined:
 class _Moved:
     """The manifest has changed: every CAS of ours is resolved, and ``base`` shows how.
 
-    ``ambiguous``: one of them went unanswered, so it may be the one that changed the manifest.
+    ``ambiguous``: one of them was sent and not done as far as is known, so it may be one that changed the manifest.
     """
 
     base: Installed
@@ -104,13 +106,14 @@ Final = Committed | Displaced | SealedOut | Undetermined
 class Committer:
     """Commits fragments of one log, one commit at a time.
 
-    ``amend`` adds finished snapshots to a manifest about to be installed. ``meter`` counts each CAS that is sent
-    again.
+    ``amend`` adds finished snapshots to a manifest about to be installed. ``snapshots`` are searched for fragments
+    whose epoch has left the table. ``meter`` counts each CAS that is sent again.
     """
 
     def __init__(
         self,
         manifests: ManifestStore,
+        snapshots: SnapshotStore,
         runtime: Runtime,
         options: WriterOptions,
         *,
@@ -118,6 +121,7 @@ class Committer:
         meter: Meter,
     ) -> None:
         self._manifests = manifests
+        self._snapshots = snapshots
         self._runtime = runtime
         self._options = options
         self._amend = amend
@@ -140,7 +144,7 @@ class Committer:
         for rebases in range(self._options.rebases_max):
             verdict = judge(base.manifest, term, fragments, keyless=keyless)
             if verdict is not None:
-                return _final(verdict, base, ambiguous=ambiguous)
+                return self._final(verdict, base, fragments[0], ambiguous=ambiguous)
             if rebases:
                 self._meter.rebased()
             result = self._commit_onto(base, term, fragments, until_s)
@@ -150,13 +154,43 @@ class Committer:
             base, ambiguous = result.base, ambiguous or result.ambiguous
         last = judge(base.manifest, term, fragments, keyless=keyless)
         if last is not None:
-            return _final(last, base, ambiguous=ambiguous)
+            return self._final(last, base, fragments[0], ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
+
+    def _final(
+        self, verdict: Durability | Displacement, base: Installed, first: FragmentPointer, *, ambiguous: bool
+    ) -> Final:
+        match verdict:
+            case Durability.DURABLE:
+                return Committed(base)
+            case Durability.NOT_DURABLE:
+                return SealedOut(base)
+            case Displacement(cause, contended):
+                return Displaced(base, cause, contended)
+        # An idle writer's first CAS is refused in this way, too.
+        found = self._search(base.manifest, first) if ambiguous else Durability.NOT_DURABLE
+        match found:
+            case Durability.DURABLE:
+                return Committed(base)
+            case Durability.NOT_DURABLE:
+                cause = "so many other writers took over that the epoch has left the table"
+                return Displaced(base, cause, contended=True)
+            case Durability.UNKNOWN:
+                return Undetermined("the epoch has left the manifest's table, and the log does not show it any more")
+
+    def _search(self, manifest: Manifest, first: FragmentPointer) -> Durability:
+        try:
+            return searched(manifest, first, self._snapshots.load)
+        except LogError:
+            return Durability.UNKNOWN
 
     def _commit_onto(
         self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Committed | Failed | Undetermined | _Moved:
-        """Send the CAS until it is answered, or the manifest has changed and no CAS of ours can be applied any more."""
+        """Send the CAS until it is done, or the manifest has changed and no CAS of ours can be applied any more.
+
+        A refusal while the manifest stays the same says nothing about an earlier request, which is perhaps under way.
+        """
         unresolved = cause = ""
         failure: BaseException | None = None
         for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
@@ -168,10 +202,12 @@ class Committer:
             cause, failure = _cause(outcome), outcome if isinstance(outcome, UnavailableError) else None
             if isinstance(outcome, Unknown):
                 unresolved = cause
-            if isinstance(current, Installed) and current.etag != base.etag:
-                return _Moved(current, ambiguous=bool(unresolved))
             if isinstance(current, Exception) and hopeless(current):
                 return Undetermined(unresolved) if unresolved else Failed(_cause(current), current)
+            if isinstance(outcome, Refused):
+                unresolved = cause
+            if isinstance(current, Installed) and current.etag != base.etag:
+                return _Moved(current, ambiguous=bool(unresolved))
         return Undetermined(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
 
     def _try(
@@ -196,7 +232,7 @@ class Committer:
         try:
             return outcome, self._manifests.load()
         except (UnavailableError, CorruptError) as error:
-            # A proxy that sent it twice reports the refusal of the second. Only the manifest shows that there was one.
+            # Only the manifest shows whether there was a conflict.
             return Unknown(_cause(outcome)) if isinstance(outcome, Refused) else outcome, error
         except LogError as error:
             return outcome, error
@@ -205,7 +241,7 @@ class Committer:
 def _cause(outcome: Refused | Unknown | Exception) -> str:
     match outcome:
         case Refused():
-            return "conflicts"
+            return REFUSED
         case Unknown(cause):
             return cause
         case LogError():
@@ -244,17 +280,32 @@ def judge(
     return None
 
 
-def _final(verdict: Durability | Displacement, base: Installed, *, ambiguous: bool) -> Final:
-    match verdict:
-        case Durability.DURABLE:
-            return Committed(base)
-        case Durability.NOT_DURABLE:
-            return SealedOut(base)
-        case Durability.UNKNOWN if ambiguous:
-            return Undetermined("the epoch has left the manifest's table")
-        case Durability.UNKNOWN:
-            # No CAS of ours can have been applied: each was answered, and refused.
-            cause = "so many other writers took over that the epoch has left the table"
-            return Displaced(base, cause, contended=True)
-        case Displacement(cause, contended):
-            return Displaced(base, cause, contended)
+def searched(manifest: Manifest, ours: FragmentPointer, load: Callable[[SnapshotPointer], Snapshot]) -> Durability:
+    """Search the log itself for a fragment, once its epoch has left the manifest's table.
+
+    UNKNOWN when what lay in its place was collected or compacted.
+    """
+    if ours.seq_no < manifest.first.seq_no:
+        return Durability.UNKNOWN
+    found = _fragment_at(manifest.pointers, ours.start.offset, load)
+    # Its records may be ours, under another path.
+    if found is not None and (found.compacted or _may_be_arranged(found, ours)):
+        return Durability.UNKNOWN
+    return Durability.DURABLE if found == ours else Durability.NOT_DURABLE
+
+
+def _may_be_arranged(found: FragmentPointer, ours: FragmentPointer) -> bool:
+    """Whether a pass of key compaction may have written a fragment alone, with all of its records, in another order."""
+    return found.path != ours.path and found.setsum == ours.setsum
+
+
+def _fragment_at(
+    pointers: Sequence[Pointer], offset: int, load: Callable[[SnapshotPointer], Snapshot]
+) -> FragmentPointer | None:
+    """Find the fragment that holds an offset."""
+    for pointer in pointers:
+        if pointer.start.offset <= offset < pointer.limit.offset:
+            if isinstance(pointer, FragmentPointer):
+                return pointer
+            return _fragment_at(load(pointer).pointers, offset, load)
+    return None

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import HaltedError, UnavailableError, UnknownDurabilityError
-from wal3_core.model.fragment import FragmentPointer
+from wal3_core.log.write.commit import searched
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from wal3_core.errors import AppendError
     from wal3_core.log.write.in_flight import InFlightFragment
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -121,7 +119,13 @@ class OutcomeLookup:
         entry = first.term.entry
         verdict = found.manifest.durability(entry.epoch, entry.token, first.seq_no)
         if verdict is Durability.UNKNOWN:
-            return self._look_up(found.manifest, first)
+            assert first.pointer is not None
+            verdict = searched(found.manifest, first.pointer, self._snapshots.load)
+            if verdict is not Durability.UNKNOWN:
+                return verdict
+            gone = "collected" if first.seq_no < found.manifest.first.seq_no else "compacted"
+            message = f"{self._manifests.what}: fragment {first.seq_no} was {gone}: unknown whether it was ours"
+            raise UnknownDurabilityError(message)
         if verdict is Durability.DURABLE or found.manifest.seal is not None:
             return verdict
         # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
@@ -129,34 +133,3 @@ class OutcomeLookup:
             message = f"{self._manifests.what}: still unknown what became of an unanswered commit"
             raise UnavailableError(message)
         return verdict
-
-    def _look_up(self, manifest: Manifest, flight: InFlightFragment) -> Durability:
-        """Search the log itself, when the epoch has left the manifest's table."""
-        if flight.seq_no >= manifest.first.seq_no:
-            offset = flight.start.offset
-            found = _fragment_at(manifest.pointers, offset, self._snapshots.load)
-            if found is None or not (found.compacted or _may_be_arranged(found, flight.pointer)):
-                return Durability.DURABLE if found == flight.pointer else Durability.NOT_DURABLE
-            # Its records may be ours, under another path.
-            gone = "compacted"
-        else:
-            gone = "collected"
-        message = f"{self._manifests.what}: fragment {flight.seq_no} was {gone}: unknown whether it was ours"
-        raise UnknownDurabilityError(message)
-
-
-def _may_be_arranged(found: FragmentPointer, ours: FragmentPointer | None) -> bool:
-    """Whether a pass of key compaction may have written a fragment alone, with all of its records, in another order."""
-    return ours is not None and found.path != ours.path and found.setsum == ours.setsum
-
-
-def _fragment_at(
-    pointers: Sequence[Pointer], offset: int, load: Callable[[SnapshotPointer], Snapshot]
-) -> FragmentPointer | None:
-    """Find the fragment that holds an offset."""
-    for pointer in pointers:
-        if pointer.start.offset <= offset < pointer.limit.offset:
-            if isinstance(pointer, FragmentPointer):
-                return pointer
-            return _fragment_at(load(pointer).pointers, offset, load)
-    return None

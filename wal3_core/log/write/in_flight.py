@@ -41,6 +41,8 @@ class InFlightFragment:
     pointer: FragmentPointer | None = None
     error: BaseException | None = None
     mark: Future[None] | None = None
+    # Until when its append waits for the mark, once it is committed.
+    mark_until_s: float = 0.0
 
     @property
     def num_records(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
 from wal3_core.log.write.commit import Displaced, Failed
-from wal3_core.runtime import US_PER_S
+from wal3_core.runtime import US_PER_S, wall_us
 from wal3_core.storage.retry import until_answered, within
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LogClock:
 
     def now_us(self) -> int:
         """Return the next fragment's time: the process's, unless it is known to be too far ahead; makes no request."""
-        own_us, seen = self._runtime.now_us(), self._seen
+        own_us, seen = wall_us(self._runtime), self._seen
         if seen is None:
             return own_us
         store_us = self._store_us(seen)
@@ -91,7 +91,7 @@ class LogClock:
             return Displaced(base, f"{last.path} is gone", contended=False)
         store_us = found.last_modified_us
         # Our clock now, not when the fragment was cut: the upload's duration is no part of the lead.
-        self._seen = _Seen(store_us, self._runtime.monotonic_s(), self._runtime.now_us() - store_us)
+        self._seen = _Seen(store_us, self._runtime.monotonic_s(), wall_us(self._runtime) - store_us)
         if latest_us <= store_us + self._ahead_us:
             return None
         cause = f"the clock of {self._runtime.process_name()} is ahead of the store's: {latest_us} at {store_us}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import UnavailableError, UnmarkedError
 from wal3_core.model.marker import Marker
+from wal3_core.storage.retry import delivery_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.model.position import LogPosition
-    from wal3_core.runtime import Runtime
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import ManifestStore
+
+_MARK_S_LEAST = 0.5
 
 
 class Marks(Protocol):
@@ -38,7 +42,13 @@ class Marking:
     """Marks the fragments of one writer. What it holds back is guarded by the writer's lock."""
 
     def __init__(
-        self, marks: Marks | None, log: str, manifests: ManifestStore, runtime: Runtime, wake: Callable[[], None]
+        self,
+        marks: Marks | None,
+        log: str,
+        manifests: ManifestStore,
+        runtime: Runtime,
+        options: WriterOptions,
+        wake: Callable[[], None],
     ) -> None:
         self._marks = marks
         self._log = log
@@ -46,7 +56,10 @@ class Marking:
         self._url = manifests.url
         self._runtime = runtime
         self._wake = wake
+        self._delivery_timeout_s = delivery_s_of(options, manifests.url)
         self._held: list[InFlightFragment] = []
+        # Set while any is held: their marks have as much time as their appends.
+        self._timer: Timer | None = None
 
     def begin(self, flight: InFlightFragment) -> None:
         """Have a fragment marked. When nothing can be marked, that is its ``error``, and it must not be uploaded."""
@@ -63,20 +76,42 @@ class Marking:
         """Hold a committed fragment back unless it is marked; return the call to make once the lock is released."""
         if flight.mark is None or flight.mark.done():
             return None
+        # One that took all of its time to be committed has a moment left for its mark, which was begun before.
+        flight.mark_until_s = max(
+            flight.oldest_s + self._delivery_timeout_s, self._runtime.monotonic_s() + _MARK_S_LEAST
+        )
         self._held.append(flight)
+        self._set_timer()
         return partial(flight.mark.add_done_callback, lambda _: self._wake())
 
     def take(self) -> list[InFlightFragment]:
-        """Take the committed fragments whose marks have an outcome by now, in order."""
+        """Take the committed fragments whose marks have an outcome by now, or no time left, in order."""
         held, self._held = self._held, []
         taken: list[InFlightFragment] = []
+        now_s = self._runtime.monotonic_s() if held else 0.0
         for flight in held:
-            (taken if flight.mark is None or flight.mark.done() else self._held).append(flight)
+            known = flight.mark is None or flight.mark.done() or flight.mark_until_s <= now_s
+            (taken if known else self._held).append(flight)
+        self._set_timer()
         return taken
 
+    def _set_timer(self) -> None:
+        if self._held and self._timer is None:
+            due_s = min(flight.mark_until_s for flight in self._held)
+            self._timer = self._runtime.call_later(max(0.0, due_s - self._runtime.monotonic_s()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # It sets the next one.
+        self._wake()
+
     def error_of(self, flight: InFlightFragment) -> UnmarkedError | None:
-        """Return the error of a committed fragment whose mark failed; None if it is marked."""
-        cause = None if flight.mark is None else flight.mark.exception()
+        """Return the error of a committed fragment whose mark failed, or has no outcome; None if it is marked."""
+        cause: BaseException | None = None
+        if flight.mark is not None and not flight.mark.done():
+            cause = UnavailableError(f"its marker has no answer within the append's {self._delivery_timeout_s} s")
+        elif flight.mark is not None:
+            cause = flight.mark.exception()
         if cause is None:
             return None
         error = UnmarkedError(

@@ -7,25 +7,34 @@ import contextlib
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from wal3_core.errors import ClosedError, InvalidRequestError, LogError
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError, UnknownDurabilityError
 from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.runtime import Outcome, ThreadRuntime, reentered
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.storage.retry import for_store
+from wal3_core.runtime.threads import HUNG_S_MAX
+from wal3_core.runtime.watch import WATCHED
+from wal3_core.storage.retry import delivery_s_of, for_store
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.marking import Marks
     from wal3_core.model.paths import LogId
+    from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 
 # Of real processes, with the logs' addresses; that of a writer which its program forgot lives as long as it has work.
 _loops: WeakKeyDictionary[WriteLoop, tuple[str, ThreadRuntime]] = WeakKeyDictionary()
+
+# An append that waits looks so often whether others get their outcomes, and so many times before it gives up.
+_LOOK_S = 5.0
+_LOOKS_MAX = 6
 
 
 class Pipeline:
@@ -49,6 +58,7 @@ class Pipeline:
         if isinstance(runtime, ThreadRuntime):
             _keep_count(self._loop, self._url, runtime)
         self._closed = False
+        self._hung_s_max = delivery_s_of(options, manifests.url) + HUNG_S_MAX
 
     # ------------------------------------------------------------------ what the writer calls
 
@@ -171,8 +181,37 @@ class Pipeline:
         if waited_for:
             self._loop.waker.wake()
         for future in waited_for:
-            with contextlib.suppress(LogError):
-                self._runtime.wait(future)
+            self._wait_until_done(future)
+
+    def outcome_of(self, future: Future[LogPosition]) -> LogPosition:
+        """Block until an append has its outcome; UnknownDurabilityError when a call of the store never returns."""
+        self._wait_until_done(future)
+        return future.result()
+
+    def _wait_until_done(self, future: Future[LogPosition]) -> None:
+        """Raise UnknownDurabilityError once the oldest append should have its outcome, and none gets any."""
+        ended, looks = -1, 0
+        while not future.done():
+            with contextlib.suppress(TimeoutError, LogError):
+                self._runtime.wait(future, _LOOK_S)
+                return
+            stats = self.stats()
+            # Looks are counted, too: in a process that was stopped, nothing could end.
+            looks, ended = (
+                looks + 1 if ended == stats.appends + stats.appends_failed else 0,
+                (stats.appends + stats.appends_failed),
+            )
+            if looks >= _LOOKS_MAX and stats.oldest_age_s > self._hung_s_max:
+                raise self._hung(stats)
+
+    def _hung(self, stats: WriterStats) -> UnknownDurabilityError:
+        longest = WATCHED.watch.longest()
+        message = (
+            f"log {self._url}: {stats.appends_waiting} appends have no outcome after {stats.oldest_age_s:.0f} s:"
+            f" {longest or 'a call of the store does not return'}: unknown whether they are in the log, or will be"
+        )
+        WRITER.error("%s", message)
+        return UnknownDurabilityError(message)
 
     def check_awaited_here(self) -> None:
         """Refuse to wait for an append where the wait would block it, as in a ``__del__`` called during a step."""

@@ -27,7 +27,7 @@ from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Faile
 from wal3_core.log.write.halt import Halt, UndeterminedCommit
 from wal3_core.log.write.outcomes import Outcomes
 from wal3_core.log.write.turns import Turns
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retry import delivery_s_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -77,8 +77,7 @@ class AppendResolver:
         self._options = options
         self._queue, self._flights = underway.queue, underway.flights
         self._tail, self._meter = underway.tail, underway.meter
-        given_s = options.delivery_timeout_s
-        self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
+        self._delivery_timeout_s = delivery_s_of(options, url)
         self.outcomes = Outcomes(underway.report, underway.marking)
         self.halt = Halt(url, ordered=ordered)
         self.turns = Turns(self._tail.tag, options, self._meter, runtime)

@@ -55,7 +55,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
+from wal3_core.storage.retry import delivery_s_of, reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -135,7 +135,8 @@ class _Installing:
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._clock = LogClock(self._manifests.objects, runtime, options)
         amend = partial(rolled_now, snapshots=self._snapshots, options=options)
-        self._committer = Committer(self._manifests, runtime, options, amend=amend, meter=Meter(runtime, log))
+        meter = Meter(runtime, log)
+        self._committer = Committer(self._manifests, self._snapshots, runtime, options, amend=amend, meter=meter)
         self._naming = ""
         self._remembering: Remembering | None = None
         if once is not None:
@@ -233,8 +234,7 @@ class _Installing:
         token = self._naming + self._runtime.token()[len(self._naming) :]
         term = WriterTerm(Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no), manifest.fence)
         pointers = list(self._place(manifest, token))
-        given_s = self._options.delivery_timeout_s
-        until_s = self._runtime.monotonic_s() + (timeout_s_of(self._manifests.url) if given_s is None else given_s)
+        until_s = self._runtime.monotonic_s() + delivery_s_of(self._options, self._manifests.url)
         result = self._clock.refusal(base, pointers, until_s) or self._committer.commit(
             base, term, pointers, until_s, keyless=keyless
         )

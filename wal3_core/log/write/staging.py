@@ -23,7 +23,7 @@ from wal3_core.model.parquet.encoding import encode_table
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import shared_runtime, wall_us
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
@@ -81,7 +81,7 @@ class Stager:
         self._place = manifest.next
         self._log_end = manifest.next.position.offset
         # One for all that it stages: an append whose fragments are installed as they are has one time.
-        self._time_us = max(self._runtime.now_us(), self._place.position.timestamp_us)
+        self._time_us = max(wall_us(self._runtime), self._place.position.timestamp_us)
         # A new one for each stager, as for each writer term: paths are never used again.
         self._token = self._runtime.token()
 

@@ -87,8 +87,7 @@ class WriteLoop:
         ordered: bool = False,
         marks: Marks | None = None,
     ) -> None:
-        self._url = manifests.url
-        self._store = manifests.objects
+        self._url, self._store = manifests.url, manifests.objects
         self._share = share_of(self._store)
         self._runtime = runtime
         self._options = options
@@ -99,7 +98,8 @@ class WriteLoop:
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
-        self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
+        amend = self._snapshotter.amend
+        self._committer = Committer(manifests, self.snapshots, runtime, options, amend=amend, meter=self.meter)
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
@@ -111,7 +111,7 @@ class WriteLoop:
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
         self._tail = Tail(base, runtime, self._clock)
-        self.marking = Marking(marks, log, manifests, runtime, self.drive_on)
+        self.marking = Marking(marks, log, manifests, runtime, options, self.drive_on)
         underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
+    from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -89,7 +90,7 @@ class LogWriter:
         ordered: bool = False,
         marks: Marks | None = None,
     ) -> Self:
-        """Open a log for appending: one GET. LogNotFoundError when it was never initialized.
+        """Open a log for appending: one GET. LogNotFoundError when it was never initialized, CorruptError when damaged.
 
         An ``ordered`` writer halts at its first append that fails or whose outcome is unknown: appends
         behind it get HaltedError until ``resume`` is called. So the log always holds the beginning of
@@ -99,11 +100,23 @@ class LogWriter:
         acknowledged when both are durable. UnmarkedError is raised for one that is in the log without a mark.
         """
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
-        inside = log_store(store, check_log_name(log))
+        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
+        return cls._on(manifests, manifests.open, options, runtime, ordered=ordered, marks=marks)
+
+    @classmethod
+    def _on(
+        cls,
+        manifests: ManifestStore,
+        load: Callable[[], Installed],
+        options: WriterOptions,
+        runtime: Runtime,
+        *,
+        ordered: bool,
+        marks: Marks | None,
+    ) -> Self:
         timeout_s = options.delivery_timeout_s
         retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
-        manifests = ManifestStore(inside, runtime, options.retry)
-        base = until_answered(manifests.load, for_store(retry, inside), runtime)
+        base = until_answered(load, for_store(retry, manifests), runtime)
         return cls(Pipeline(manifests, base, runtime, options, ordered=ordered, marks=marks), runtime, options)
 
     @classmethod
@@ -119,8 +132,11 @@ class LogWriter:
         marks: Marks | None = None,
     ) -> Self:
         """Open a log for appending, creating it first when it does not exist."""
+        runtime, options = runtime or shared_runtime(), options or WriterOptions()
+        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
         try:
-            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered, marks=marks)
+            # Whether a manifest that is not found was lost, ``initialize`` finds out.
+            return cls._on(manifests, manifests.load, options, runtime, ordered=ordered, marks=marks)
         except LogNotFoundError:
             # Another process may have created it just now; that is fine.
             with contextlib.suppress(LogExistsError):
@@ -148,7 +164,7 @@ class LogWriter:
         no record without a key.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit(body, key=key, expect_next=expect_next))
 
     @checked(records=several, expect_next=optional(integer))
     def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
@@ -157,7 +173,7 @@ class LogWriter:
         Errors as ``append``; ``expect_next`` is the first record's offset.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit_many(records, expect_next=expect_next))
 
     @checked(table=a_table, expect_next=optional(integer))
     def append_table(self, table: Rows, *, expect_next: int | None = None) -> LogPosition:
@@ -169,7 +185,7 @@ class LogWriter:
         several times as fast.
         """
         self._pipeline.check_awaited_here()
-        return self._runtime.wait(self.submit_table(table, expect_next=expect_next))
+        return self._pipeline.outcome_of(self.submit_table(table, expect_next=expect_next))
 
     @checked(**_APPENDING)
     def submit(

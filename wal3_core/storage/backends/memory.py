@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and trials; it ends with the process."""
+"""A store in this process's memory, for tests and trials; it ends with the process, and is closed to its forks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import ClosedError
+from wal3_core.runtime import wall_us
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -22,7 +24,7 @@ from wal3_core.storage.object_store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.runtime import Runtime
+    from wal3_core.runtime import Lock, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class MemoryStore:
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
-        with self._lock:
+        with self._held():
             stored = self._objects.get(path)
         if stored is None:
             return None
@@ -53,7 +55,7 @@ class MemoryStore:
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
     ) -> Versioned | NotModified | None:
         """Read an object with its version."""
-        with self._lock:
+        with self._held():
             stored = self._objects.get(path)
         if stored is None:
             return None
@@ -70,8 +72,8 @@ class MemoryStore:
 
     def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
         data = bytes(data)
-        stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), self._runtime.now_us())
-        with self._lock:
+        stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), wall_us(self._runtime))
+        with self._held():
             present = self._objects.get(check_path(path))
             if (None if present is None else present.etag) != etag:
                 return Refused()
@@ -80,13 +82,13 @@ class MemoryStore:
 
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
-        with self._lock:
+        with self._held():
             stored = self._objects.get(path)
         return None if stored is None else ObjectMeta(path, len(stored.data), stored.last_modified_us)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Yield the objects below a folder."""
-        with self._lock:
+        with self._held():
             found = sorted(
                 (path, len(stored.data), stored.last_modified_us)
                 for path, stored in self._objects.items()
@@ -97,11 +99,23 @@ class MemoryStore:
 
     def list_folders(self, folder: str) -> list[str]:
         """List the folders directly in a folder."""
-        with self._lock:
+        with self._held():
             inside = [path.removeprefix(folder) for path in self._objects if path.startswith(folder)]
         return sorted({f"{folder}{rest.split('/')[0]}/" for rest in inside if "/" in rest})
 
     def delete(self, path: str) -> None:
         """Remove an object."""
-        with self._lock:
+        with self._held():
             self._objects.pop(path, None)
+
+    def _held(self) -> Lock:
+        """Return the lock; ClosedError in a fork, which has a copy of the objects that no other process sees."""
+        try:
+            self._runtime.check_process()
+        except ClosedError as error:
+            message = (
+                f"store {self.url}: expected the process that made it, found a fork of it, which would write to a copy"
+                f" that no other process sees: use a store that processes share, as file:///…"
+            )
+            raise ClosedError(message) from error
+        return self._lock

@@ -28,7 +28,7 @@ from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.model.tombstone import Tombstone
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.document_store import Seen
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
@@ -166,7 +166,7 @@ class CursorStore:
         self._check_position(name, cursor)
         before = None if witness is None else witness.cursor
         generation = 0 if before is None else before.generation + 1
-        cursor = replace(cursor, generation=generation, epoch_us=self._runtime.now_us())
+        cursor = replace(cursor, generation=generation, epoch_us=wall_us(self._runtime))
         saved = self._create(name, cursor) if witness is None else self._put(name, cursor, witness)
         is_new_place = before is None or cursor.position.offset < before.position.offset
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.storage.documents.readback import readable
-from wal3_core.storage.object_store import Done, Etag, Refused, Unknown, Versioned, object_url
+from wal3_core.storage.object_store import REFUSED, Done, Etag, Refused, Unknown, Versioned, object_url
 from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
 if TYPE_CHECKING:
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 
 class Document(Protocol):
-    """A dataclass that can be encoded and names its log and its write."""
+    """A dataclass that can be encoded and names its log and its write. Each version has the next ``generation``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def log_id(self) -> LogId:
         """The life of the log that it belongs to."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Its version's number."""
         ...
 
     @property
@@ -109,27 +114,26 @@ class DocumentStore(Generic[D]):
     def swap(self, path: str, document: D, etag: Etag | None) -> Seen[D] | Refused | Unknown:
         """Save the document in place of the version ``etag``, or create it; say more when another version is there.
 
-        Refused: nothing was done. Unknown: a request without an answer may have saved it before the other version.
+        Refused: nothing was done, nor will be. Unknown: it may have been saved before the other version. The numbers
+        tell: of two documents in place of the same version, only one was saved.
         """
         # A token for every write: another write is never taken for this one, and no version comes back.
         document = replace(document, writer=stamp(self._runtime))
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())
-        data, unanswered = readable(document, self._read, object_url(self._store, path)), None
+        data = readable(document, self._read, object_url(self._store, path))
         for tries in attempts(for_store(self._retry, self._store), self._runtime):
             outcome = self._store.create(path, data) if etag is None else self._store.replace(path, data, etag)
             if isinstance(outcome, Done):
                 return Seen(document, outcome.etag)
-            if isinstance(outcome, Unknown):
-                unanswered = outcome
             found = self.load(path)
             if found is not None and found.document == document:
                 return found
-            present = None if found is None else found.etag
-            if present != etag:
-                return unanswered or Refused()
-            cause = "conflicts" if unanswered is None else unanswered.cause
-            message = f"{object_url(self._store, path)}: not saved in {tries} tries: {cause}"
+            cause = outcome.cause if isinstance(outcome, Unknown) else REFUSED
+            if (None if found is None else found.etag) != etag:
+                others = found is not None and found.document.generation == document.generation
+                return Refused() if others else Unknown(cause)
+            message = f"{object_url(self._store, path)}: not known to be saved, after {tries} tries: {cause}"
         raise UnavailableError(message)
 
     def delete(self, path: str) -> None:

@@ -6,6 +6,7 @@ the next life replaces it by CAS.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from functools import partial
@@ -281,9 +282,21 @@ class ManifestStore:
                 if not kept and vacancy.kind is not VacancyKind.DESTROYED:
                     raise LogExistsError(f"log {self.url}: {describe(vacancy)}")
                 return
+        self.refuse_lost()
+
+    def open(self) -> Installed:
+        """Load the manifest of a log that is opened; CorruptError, and not LogNotFoundError, when it was lost."""
+        try:
+            return self.load()
+        except LogNotFoundError:
+            with contextlib.suppress(UnavailableError):
+                self.refuse_lost()
+            raise
+
+    def refuse_lost(self) -> None:
+        """Raise CorruptError when there are objects of a life, but no manifest."""
         remains = next(iter(self.lives()), None)
         if remains is not None and self.look() is None:
-            # There are objects of a life, but no manifest.
             message = (
                 f"log {self.url}: expected {MANIFEST} beside {life_folder(remains)}, found none: restore it, or"
                 f" destroy what is left"

@@ -6,7 +6,7 @@ and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Sourc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.tombstone import BYTES_MAX as TOMBSTONE_BYTES_MAX
@@ -27,16 +27,7 @@ if TYPE_CHECKING:
 _TRIES_MAX = 256
 
 
-class Named(Document, Protocol):
-    """A named document; each version has the next number."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the version."""
-        ...
-
-
-D = TypeVar("D", bound=Named)
+D = TypeVar("D", bound=Document)
 
 
 class NamedStore(Generic[D]):
@@ -78,7 +69,7 @@ class NamedStore(Generic[D]):
     def delete(self, path: str) -> None:
         """Replace any document by a tombstone; create one if there is none, since a create may be under way.
 
-        UnavailableError when a request without an answer may have done it, and another version is there since.
+        UnavailableError when it may have been done, without an answer that says so, and another version is there since.
         """
         for _ in range(_TRIES_MAX):
             generation, etag = self._standing(path)

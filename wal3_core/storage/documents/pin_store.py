@@ -15,7 +15,7 @@ from wal3_core.model.manifest_parts import BEING_DESTROYED
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import ObjectStore, log_store, object_url, share_of
@@ -144,7 +144,7 @@ class PinStore:
         return self._manifests.load().manifest
 
     def _pin(self, base: Manifest, reason: str, generation: int) -> Pin:
-        return Pin(manifest=base, reason=reason, epoch_us=self._runtime.now_us(), generation=generation)
+        return Pin(manifest=base, reason=reason, epoch_us=wall_us(self._runtime), generation=generation)
 
 
 def _still_whole(pinned: Manifest, now: Manifest) -> bool:

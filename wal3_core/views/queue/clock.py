@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.runtime import wall_us
 from wal3_core.views.queue.definition import MS_PER_S
 from wal3_core.views.queue.held_items import US_PER_MS
 
@@ -30,7 +31,7 @@ class QueueClock:
 
     def _read_ms(self) -> float:
         # The wall clock first: what passes between the two would be counted twice.
-        wall_ms, read_s = self._runtime.now_us() / US_PER_MS, self._runtime.monotonic_s()
+        wall_ms, read_s = wall_us(self._runtime) / US_PER_MS, self._runtime.monotonic_s()
         passed_s, self._read_s = max(0.0, read_s - self._read_s), read_s
         self._now_ms = max(self._now_ms + passed_s * MS_PER_S, wall_ms)
         return self._now_ms

@@ -12,6 +12,7 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
+from wal3_core.runtime import wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -45,7 +46,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
     with contextlib.suppress(CursorConflictError):
         CursorStore(store, log, runtime=runtime, log_id=log_id).init(CURSOR, manifest.next.position, owner=Owner.QUEUE)
-    now_ms = runtime.now_us() // US_PER_MS
+    now_ms = wall_us(runtime) // US_PER_MS
     meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=now_ms, now_ms=now_ms, floors_ms={})
     records = [
         Message(definition.to_bytes(), encoding.DEFINITION_KEY),
