@@ -47,7 +47,7 @@ class InvalidRequestError(LogError):
 
 
 class LogNotFoundError(InvalidRequestError):
-    """There is no log of that name in the store."""
+    """There is no log of that name in the store, or one that is being destroyed, and whose end was reached."""
 
 
 class LogExistsError(InvalidRequestError):

@@ -153,7 +153,7 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "keyed", "takes only records with keys, since its policy compacts it"
     yield from _compaction_facts(manifest)
     if manifest.destroying:
-        yield "destroying", "announced: can no longer be pinned or copied"
+        yield "destroying", "announced: cannot be pinned or copied until that is taken back (wal3 destroy LOG --undo)"
     if manifest.seal is not None:
         seal = manifest.seal
         successor = f", goes on in {seal.successor}" if seal.successor else ""

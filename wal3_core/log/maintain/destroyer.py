@@ -18,7 +18,7 @@ from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedE
 from wal3_core.log.contents import Kind, own_objects, strangers
 from wal3_core.log.maintain.remains import delete_remains, unknown_objects
 from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, RetryOptions
@@ -60,13 +60,15 @@ class DestroyPart:
 class DestroyPlan:
     """What destroying a log deletes: its objects by kind, and the names of its pins.
 
-    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown.
+    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown. ``destroying`` says that
+    another call has begun to destroy the log, and goes on or was cut short.
     """
 
     log: str
     log_id: LogId
     parts: tuple[DestroyPart, ...]
     pins: tuple[str, ...]
+    destroying: bool = False
 
     @property
     def num_objects(self) -> int:
@@ -87,6 +89,7 @@ class DestroyPlan:
             "num_bytes": self.num_bytes,
             "parts": [part.to_json() for part in self.parts],
             "pins": [{"pin": name} for name in self.pins],
+            "destroying": self.destroying,
         }
 
 
@@ -126,7 +129,13 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     parts = (
         DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind]
     )
-    return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
+    return DestroyPlan(
+        log=log,
+        log_id=NO_LOG if entry is None else entry.log_id,
+        parts=tuple(parts),
+        pins=tuple(pins),
+        destroying=isinstance(entry, Manifest) and entry.destroying,
+    )
 
 
 def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
@@ -152,14 +161,15 @@ def destroy(
     and nothing deleted, when something lies there that no log has, or when the log has pins (unless ``also_pinned``).
     For a pin that was made meanwhile, the announcement in the manifest is withdrawn; a log that was sealed by then
     stays sealed. LogReplacedError when another log has the name by now, which is left alone.
-    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short. What a
-    lost manifest, or a copy that was cut short, left behind is deleted, too.
+    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short, or take
+    it back by ``undo_destroy`` as long as there is a log. What a lost manifest, or a copy that was cut short, left
+    behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
     store = patient(store, runtime)
     plan = plan_destroy(store, log, runtime=runtime)
     if plan.pins and not also_pinned:
-        raise _pinned(log, plan.pins)
+        raise _pinned(log, plan.pins, f" (it is {BEING_DESTROYED}: {UNDO})" if plan.destroying else "")
 
     def report(done: int) -> None:
         progress(done, max(done, plan.num_objects))
@@ -167,6 +177,26 @@ def destroy(
     num_objects = _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
     MAINTAIN.info("log %s/%s: destroyed, %d objects deleted", store.url, log, num_objects)
     return num_objects
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> Seal | None:
+    """Take back a destroy that was cut short, so that the log can be pinned and copied again; returns its seal, if any.
+
+    A seal stays: only a copy of a log that the destroy has sealed takes appends. Nothing is changed in a log that is
+    not being destroyed. LogNotFoundError when the log is gone; UnavailableError when another call is destroying it.
+    """
+    runtime = runtime or shared_runtime()
+    manifests = ManifestStore(log_store(patient(store, runtime), log), runtime)
+    manifests.change(manifests.load(), lambda manifest: manifest.withdraw_destroy() if manifest.destroying else None)
+    now = manifests.load().manifest
+    if now.destroying:
+        message = (
+            f"log {manifests.url}: expected no process to destroy it, found that one does: end it, then undo again"
+        )
+        raise UnavailableError(message)
+    MAINTAIN.info("log %s: its destroy was taken back", manifests.url)
+    return now.seal
 
 
 class _Destroying:
@@ -227,6 +257,8 @@ class _Destroying:
             # Perhaps only now: a copy that seemed to be cut short was finished.
             was_log = was_log or isinstance(entry, Manifest)
             if isinstance(entry, Manifest) and not entry.destroying:
+                # Perhaps it was withdrawn, and a pin made before this call's next step.
+                unpinned = also_pinned
                 self._manifests.swap(entry.announce_destroy(), seen)
             elif isinstance(entry, Manifest) and entry.seal is None:
                 # Before the seal, which is never lifted: a log that a pin keeps is left as it was.
@@ -256,7 +288,9 @@ class _Destroying:
         ]
         if pins:
             self._withdraw()
-            raise _pinned(self._root.url, pins, sealed=found.seal is not None and found.seal.reason == BEING_DESTROYED)
+            sealed = found.seal is not None and found.seal.reason == BEING_DESTROYED
+            state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
+            raise _pinned(self._root.url, pins, state)
 
     def _withdraw(self) -> None:
         """Withdraw the announcement, also another call's: a call that destroys the log announces it again."""
@@ -272,9 +306,8 @@ class _Destroying:
         return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
 
 
-def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidRequestError:
+def _pinned(log: str, names: Sequence[str], state: str) -> InvalidRequestError:
     more = " and more" if len(names) > _NAMED_MAX else ""
-    state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
     return InvalidRequestError(
         f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}:"
         f" remove them, or say that they go, too{state}"
