@@ -1,4 +1,4 @@
-"""A destroy that was cut short can be taken back; until then no reader takes the log's end for an end of its records."""
+"""A destroy that was cut short can be taken back; until then the end of the log is no end for its readers."""
 
 from __future__ import annotations
 
