@@ -221,7 +221,14 @@ class UnavailableError(LogError):
 
 
 class StoreDeniedError(UnavailableError):
-    """The object store refuses, and will until access, bucket or space is changed; nothing was changed."""
+    """The object store refuses, and will until access, bucket or space is changed; nothing was changed.
+
+    ``full`` says that it has no space left: what can be deleted, still is.
+    """
+
+    def __init__(self, message: str = "", *, slow_down: bool = False, full: bool = False) -> None:
+        super().__init__(message, slow_down=slow_down)
+        self.full = full
 
 
 class UnsuitableStoreError(UnavailableError):

@@ -14,14 +14,22 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, optional
-from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
+from wal3_core.errors import (
+    InvalidRequestError,
+    LogError,
+    LogNotFoundError,
+    LogReplacedError,
+    StoreDeniedError,
+    UnavailableError,
+)
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import Kind, own_objects, strangers
 from wal3_core.log.maintain.remains import delete_remains, unknown_objects
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import REBASES_MAX, RetryOptions
+from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
@@ -174,9 +182,28 @@ def destroy(
     def report(done: int) -> None:
         progress(done, max(done, plan.num_objects))
 
-    num_objects = _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
+    destroying = _Destroying(log_store(store, log), plan.log_id, runtime, report)
+    try:
+        num_objects = destroying.run(also_pinned=also_pinned)
+    except StoreDeniedError as error:
+        # Each step begins with a write of the manifest, for which there was no space.
+        if not error.full or not (destroying.delete_other_lives() + _delete_garbage(store, log, plan.log_id, runtime)):
+            raise
+        num_objects = destroying.run(also_pinned=also_pinned)
     MAINTAIN.info("log %s/%s: destroyed, %d objects deleted", store.url, log, num_objects)
     return num_objects
+
+
+def _delete_garbage(store: ObjectStore, log: str, log_id: LogId, runtime: Runtime) -> int:
+    """Delete what is marked for deletion, which needs no space, and return how many objects; 0 if that fails.
+
+    Also what readers of an older manifest may still read: they lose the log anyway.
+    """
+    deleter = Deleter(store, log, options=CollectorOptions(interval_s=0), runtime=runtime, log_id=log_id)
+    try:
+        return sum(deleted.num_deleted for deleted in deleter.delete_due(deleter.look(deleter.documents(), 0)))
+    except LogError:
+        return 0
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
@@ -229,6 +256,13 @@ class _Destroying:
                 return deleted
         message = f"log {self._root.url}: objects kept appearing while it was destroyed: try again later"
         raise UnavailableError(message)
+
+    def delete_other_lives(self) -> int:
+        """Delete what earlier lives left, which needs no space; returns how many objects."""
+        others = [life for life in self._manifests.lives() if life != self._log_id]
+        # After the listing: all of them are over if the name is still that of the life to be destroyed.
+        self._look()
+        return delete_remains(self._root, others, self._runtime, self._retry)
 
     def _look(self) -> Seen[Entry] | None:
         """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
