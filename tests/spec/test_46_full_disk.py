@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,12 +25,14 @@ from tests.spec.collecting import (
     reachable,
 )
 from tests.stores import FaultyStore
-from wal3_core import LogWriter, PinStore, StoreDeniedError, destroy
+from wal3_core import PinStore, StoreDeniedError, destroy
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.backends.local import LocalStore
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wal3_core.storage.backends.memory import MemoryStore
 
 

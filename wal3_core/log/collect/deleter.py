@@ -185,10 +185,8 @@ class Deleter:
         ``now_us`` is the store's time, if it was asked for before.
         """
         found = self._documents.describe(path)
-        if found is None:
-            # Gone: what it named was deleted, or the document was deleted wrongly and is about to be written again.
-            return self._options.interval_s
-        return self._wait_s(found, now_us)
+        # If it is gone, what it named was deleted, or it was deleted wrongly and is about to be written again.
+        return self._options.interval_s if found is None else self._wait_s(found, now_us)
 
     def _wait_s(self, found: ObjectMeta, now_us: int | None) -> float:
         if self._options.interval_s == 0:

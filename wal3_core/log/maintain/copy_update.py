@@ -8,6 +8,7 @@ of the copy. An update that was cut short leaves a copy that is behind. Source: 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,9 @@ class _Updating:
         self._timeout_s = timeout_s_of(target.store.url)
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        self._committer = Committer(self._into, runtime, options, amend=self._amended, meter=Meter(runtime, target.log))
+        meter = Meter(runtime, target.log)
+        amend = partial(rolled_now, snapshots=self._snapshots, options=options, failed=meter.roll_failed)
+        self._committer = Committer(self._into, runtime, options, amend=amend, meter=meter)
         self._appended: list[FragmentPointer] = []
         # Of those: to sum them up again for each commit would take longer with each.
         self._num_records = 0
@@ -373,9 +376,6 @@ class _Updating:
                 f" while they were copied: it begins at {first} now"
             )
             raise GarbageCollectedError(message) from None
-
-    def _amended(self, manifest: Manifest) -> Manifest:
-        return rolled_now(manifest, self._snapshots, self._options)
 
     def _cursors(self) -> CopiedCursors:
         theirs, ours = (

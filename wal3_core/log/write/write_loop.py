@@ -95,9 +95,11 @@ class WriteLoop:
         self._retry = for_store(options.retry, manifests)
         self._manifests = manifests
         self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.drive_on)
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
+        self._snapshotter = Snapshotter(
+            self.snapshots, runtime, options, self._share, wake=self.drive_on, failed=self.meter.roll_failed
+        )
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
         self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
         self.lock = runtime.lock()
