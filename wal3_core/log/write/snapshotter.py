@@ -18,6 +18,7 @@ from wal3_core.storage.retry import within
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.write.stats import Meter
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.options import WriterOptions
@@ -32,7 +33,7 @@ _WRITE_S = 10.0
 class Snapshotter:
     """Keeps one log's manifest small; ``wake`` is called when a commit need not wait any longer.
 
-    A failure here fails no append: ``failed`` gets it, and the next commit, or the next writer, tries again.
+    A failure here fails no append: ``meter`` counts it, and the next commit, or the next writer, tries again.
     """
 
     def __init__(
@@ -41,16 +42,15 @@ class Snapshotter:
         runtime: Runtime,
         options: WriterOptions,
         share: Share,
-        *,
+        meter: Meter,
         wake: Callable[[], None],
-        failed: Callable[[LogError], None],
     ) -> None:
         self._snapshots = snapshots
         self._runtime = runtime
         self._options = options
         self._share = share
         self._wake = wake
-        self._failed = failed
+        self._meter = meter
         self._lock = runtime.lock()
         self._busy = False
         self._awaited = False
@@ -96,7 +96,7 @@ class Snapshotter:
         rolled: Rolled | None = None
         try:
             rolled = roll_all(
-                manifest, self._options.snapshots, self._snapshots.load, coming=coming, failed=self._failed
+                manifest, self._options.snapshots, self._snapshots.load, coming=coming, failed=self._meter.roll_failed
             )
         finally:
             if rolled is None:
@@ -110,7 +110,7 @@ class Snapshotter:
 
     def _uploaded(self, ready: Rolled | LogError | None) -> None:
         if isinstance(ready, LogError):
-            self._failed(ready)
+            self._meter.roll_failed(ready)
             ready = None
         self._end(ready)
 

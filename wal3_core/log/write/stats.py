@@ -63,7 +63,7 @@ class WriterStats:
 
 
 class Meter:
-    """Counts. Guarded by its owner's lock, except ``rebased``; ``retried``, ``roll_failed`` and ``upload_took`` lock."""
+    """Counts. Guarded by its owner's lock, except ``rebased``; ``retried``, ``roll_failed``, ``upload_took`` lock."""
 
     def __init__(self, runtime: Runtime, log: str) -> None:
         self._runtime = runtime

@@ -97,9 +97,7 @@ class WriteLoop:
         self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
-        self._snapshotter = Snapshotter(
-            self.snapshots, runtime, options, self._share, wake=self.drive_on, failed=self.meter.roll_failed
-        )
+        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.meter, self.drive_on)
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
         self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
         self.lock = runtime.lock()
