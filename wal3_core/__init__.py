@@ -82,6 +82,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.maintain.destroyer import DestroyPlan as DestroyPlan
     from wal3_core.log.maintain.destroyer import destroy as destroy
     from wal3_core.log.maintain.destroyer import plan_destroy as plan_destroy
+    from wal3_core.log.maintain.destroyer import undo_destroy as undo_destroy
     from wal3_core.log.maintain.repair import RepairReport as RepairReport
     from wal3_core.log.maintain.repair import repair_log as repair_log
     from wal3_core.log.maintain.sealer import initialize_successor as initialize_successor
@@ -365,6 +366,7 @@ _HOMES = {
     "repair_log": "wal3_core.log.maintain.repair",
     "scrub": "wal3_core.log.read.scrub",
     "seal": "wal3_core.log.maintain.sealer",
+    "undo_destroy": "wal3_core.log.maintain.destroyer",
     "update_copy": "wal3_core.log.maintain.copy_update",
     **dict.fromkeys(
         ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
@@ -386,15 +388,13 @@ if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
-            from importlib.metadata import version  # noqa: PLC0415 - takes longer than the rest of this module
-
-            return version("wal3")
-        home = _HOMES.get(name)
-        if home is None:
+            # Its import takes longer than the rest of this module.
+            return _import_module("importlib.metadata").version("wal3")
+        if name not in _HOMES:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)
         # The next use finds it without this function.
-        value = globals()[name] = getattr(_import_module(home), name)
+        value = globals()[name] = getattr(_import_module(_HOMES[name]), name)
         return value
 
 

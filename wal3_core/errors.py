@@ -47,7 +47,7 @@ class InvalidRequestError(LogError):
 
 
 class LogNotFoundError(InvalidRequestError):
-    """There is no log of that name in the store."""
+    """There is no log of that name in the store, or one that is being destroyed, and whose end was reached."""
 
 
 class LogExistsError(InvalidRequestError):
@@ -221,7 +221,14 @@ class UnavailableError(LogError):
 
 
 class StoreDeniedError(UnavailableError):
-    """The object store refuses, and will until access, bucket or space is changed; nothing was changed."""
+    """The object store refuses, and will until access, bucket or space is changed; nothing was changed.
+
+    ``full`` says that it has no space left: what can be deleted, still is.
+    """
+
+    def __init__(self, message: str = "", *, slow_down: bool = False, full: bool = False) -> None:
+        super().__init__(message, slow_down=slow_down)
+        self.full = full
 
 
 class UnsuitableStoreError(UnavailableError):

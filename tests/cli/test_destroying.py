@@ -9,7 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import MANIFEST
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
 
 from .conftest import on_terminal
@@ -62,6 +66,7 @@ def test_dry_run_shows_what_would_be_deleted(wal3: Command) -> None:
             for kind, folder in (("manifest", "manifest"), ("fragment", "log"), ("cursor", "cursor"), ("pin", "pin"))
         ],
         "pins": ["audit"],
+        "destroying": False,
     }
     assert not wal3.json("ls", "--json")[0]["sealed"]
 
@@ -142,3 +147,25 @@ def test_destroy_on_a_terminal_asks_for_the_log_s_name(wal3: Command, answer: by
     assert "total" in shown
     assert "Type the log's name to destroy it" in shown
     assert (held(wal3, "a") == [root(wal3, "a") / MANIFEST]) == (code == 0)
+
+
+def test_destroy_that_was_cut_short_is_shown_and_taken_back(wal3: Command) -> None:
+    appended(wal3, "a")
+    manifests = ManifestStore(log_store(open_store(wal3.url), "a"), shared_runtime())
+    manifests.install(manifests.load().manifest.announce_destroy(), manifests.load())
+
+    assert wal3.json("ls", "--json")[0]["destroying"]
+    assert b"being destroyed" in wal3.ok("ls")
+    assert b"wal3 destroy LOG --undo" in wal3.ok("inspect", "a")
+    assert b"--undo takes that back" in wal3.ok("destroy", "a", "--dry-run")
+    assert wal3("destroy", "a", "--undo", "--yes").exit_code == 2
+    assert "wal3 destroy LOG --undo" in wal3("pin", "create", "a", "p", "--reason", "a test").stderr
+    assert wal3.ok("destroy", "a", "--undo") == b"a is not being destroyed any more: it can be pinned and copied\n"
+    assert not wal3.json("ls", "--json")[0]["destroying"]
+    sealed = Seal(reason=BEING_DESTROYED, sealed_by="a test", timestamp_us=1)
+    manifests.install(manifests.load().manifest.announce_destroy().apply_seal(sealed), manifests.load())
+    [row] = wal3.json("destroy", "a", "--undo", "--json")
+    assert row == {"log": "a", "destroying": False, "seal": sealed.to_json()}
+    assert b"it stays sealed, for good: being destroyed: `wal3 copy` makes an open log of it" in wal3.ok(
+        "destroy", "a", "--undo"
+    )

@@ -368,7 +368,6 @@ ONE_LIFE = (
     Scenario("destroy", COPIED, {"victim": Part(_destroy)}, end=_check_copy_destroyed),
 )
 
-
 BACKED_UP, DESTROYED = _backed_up("back up"), _backed_up("back up", "destroy")
 # Steps that two processes start at once, what the name says besides, and the prelude of each.
 TWICE: tuple[tuple[Step, str, Actor | None], ...] = (
@@ -394,6 +393,7 @@ BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
     ("initialize", "create successor", DESTROYED),
     ("restore", "create successor", DESTROYED),
     ("seal", "destroy", MANY),
+    ("undo destroy", "destroy", MANY),
 )
 AGAIN, RESTORED = _take("destroy", "initialize"), _take("destroy", "restore")
 SECOND_LIVES = (

@@ -182,4 +182,22 @@ NARROW_MUTANTS = (
     ),
     marking_mutant("handing out drops what was not committed yet"),
     marking_mutant("the end of the log is read before the fence is moved"),
+    Mutation(
+        "a log that is sealed to be destroyed ends for its followers",
+        "wal3_core.log.read.following:Following.look",
+        "        if manifest.doomed:\n",
+        "        if manifest.doomed and self._history is None:\n",
+    ),
+    Mutation(
+        "a destroy that was taken back relies on pins that it listed before",
+        DESTROYING + "_vacate",
+        "                unpinned = also_pinned\n",
+        "                unpinned = unpinned or also_pinned\n",
+    ),
+    Mutation(
+        "a roll that fails fails a staged append",
+        SNAPSHOTTER + "rolled_now",
+        "            failed(error)\n            break\n",
+        "            raise\n",
+    ),
 )

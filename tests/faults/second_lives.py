@@ -9,7 +9,7 @@ from tests.faults.collectors import COPY, check_copied, check_destroyed
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
 from wal3_core import LogError, LogExistsError, LogWriter, SealedError
 from wal3_core.log.maintain.copier import LogAt, copy
-from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.log.maintain.destroyer import destroy, undo_destroy
 from wal3_core.log.maintain.sealer import migrate, seal
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.vacancy import VacancyKind
@@ -30,6 +30,7 @@ Step = Literal[
     "initialize",
     "destroy",
     "destroy with pins",
+    "undo destroy",
     "back up",
     "restore",
     "destroy backup",
@@ -96,6 +97,7 @@ class Hands:
             "initialize": self._initialize,
             "destroy": lambda: self._destroy(LOG),
             "destroy with pins": lambda: self._destroy(LOG, also_pinned=True),
+            "undo destroy": self._undo_destroy,
             "back up": lambda: self._copy(LOG, COPY),
             "restore": lambda: self._copy(COPY, LOG),
             "destroy backup": lambda: self._destroy(COPY, also_pinned=True),
@@ -128,6 +130,12 @@ class Hands:
         self._let_pins_be(name, also_pinned=also_pinned)
         if standing is not None and name.entry is not None and name.held[-1][1] == standing.log_id:
             self.stage.fail(f"{log}: reported as destroyed, and it is there: {standing.log_id}")
+
+    def _undo_destroy(self) -> None:
+        life = self.stage.world.names[LOG].life
+        found = undo_destroy(self.store, LOG, runtime=self.store.process)
+        if found is not None and (life.manifest is None or life.manifest.seal != found):
+            self.stage.fail(f"reported as sealed, and it is not: {life.manifest}")
 
     def _let_pins_be(self, name: Name, *, also_pinned: bool) -> None:
         if also_pinned:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.destroying_windows import (
+    destroy_while_it_is_taken_back_and_a_pin_is_made,
+    follow_a_log_that_is_sealed_to_be_destroyed,
+    install_staged_while_a_roll_is_denied,
+)
 from tests.faults.marking_windows import (
     commit_while_a_roll_up_moves_the_fence,
     hand_out_a_log_while_a_fragment_is_under_way,
@@ -454,6 +459,9 @@ NARROW = (
     resume_after_a_commit_that_was_not_marked,
     hand_out_a_log_while_a_fragment_is_under_way,
     commit_while_a_roll_up_moves_the_fence,
+    follow_a_log_that_is_sealed_to_be_destroyed,
+    destroy_while_it_is_taken_back_and_a_pin_is_made,
+    install_staged_while_a_roll_is_denied,
 )
 
 

@@ -10,14 +10,18 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.spark.logs import collect, fill
-from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate
+from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate, undo_destroy
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
+from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import MANIFEST
+from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.stream import LogStreamReader
 from wal3_core.spark.stream_offsets import Reached, begin_of, from_json, share_out, to_json
 from wal3_core.spark.stream_request import StreamRequest
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
@@ -380,3 +384,21 @@ def read_all(query: Query) -> OffsetJson:
     query.batch()
     assert query.at is not None
     return query.at
+
+
+def test_log_that_was_sealed_to_be_destroyed_is_an_error_at_its_end(local_url: str, local_store: ObjectStore) -> None:
+    fill(local_store, "a", fragments=1)
+    query, patient = Query(local_url), Query(local_url, failOnDataLoss="false")
+    manifests = ManifestStore(log_store(local_store, "a"), shared_runtime())
+    sealed = Seal(reason=BEING_DESTROYED, sealed_by="a test", timestamp_us=1)
+    manifests.change(
+        manifests.load(), lambda now: None if now.destroying else now.announce_destroy().apply_seal(sealed)
+    )
+
+    assert query.batch() == patient.batch() == of("a", range(1, 11))
+    with pytest.raises(LogNotFoundError, match="being destroyed, sealed for that at offset 11") as caught:
+        query.batch()
+    assert "the stream is at offset 11 of it" in caught.value.__notes__[0]
+    assert patient.batch() == []
+    undo_destroy(local_store, "a")
+    assert query.batch() == []

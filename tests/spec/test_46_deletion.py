@@ -140,7 +140,7 @@ def test_nothing_is_deleted_when_the_store_does_not_give_its_time(memory_store: 
     faulty.fail("create", "gc/CLOCK", "unknown", times=9)
 
     with pytest.raises(UnavailableError, match="gc/CLOCK could not be written to learn the store's time"):
-        delete(faulty, path)
+        delete(faulty, path, LATER)
 
     assert held(memory_store) > reachable(memory_store)
 

@@ -31,10 +31,12 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import CLOCK, fragment_path, mark_path
+from wal3_core.model.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
 from wal3_core.model.pin import Pin
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.storage.documents.pass_store import note_deleted
 from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:
@@ -83,6 +85,34 @@ def test_collection_costs_the_same_however_many_documents_wait(store: ObjectStor
     # The clock exists by now: it is replaced, not created.
     assert many.total() == few.total()
     assert many["list"] == few["list"]
+
+
+def test_a_list_of_what_waits_shows_no_empty_object(memory_store: MemoryStore) -> None:
+    """Regression: in a bucket, a list asked for each waiting document's mark by a HEAD."""
+    pile_up(memory_store, 3)
+    objects = life_store(memory_store, LOG)
+    token = "0123456789abcdef"
+    objects.create(pass_path(token), b"a pass")
+    note_deleted(objects, garbage_path(EMPTY, token))
+
+    metas = list(objects.list_objects(""))
+
+    assert {mark_path(path) for path in documents(memory_store)} | {deleted_path(token)} <= {m.path for m in metas}
+    assert [meta.path for meta in metas if not meta.size] == []
+
+
+def test_empty_marks_of_earlier_versions_count(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = prune(clock, LATER)
+    life_store(clock, LOG).delete(mark_path(path))
+    assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
+    asked = CountingStore(clock)
+
+    assert [each.wait_s for each in gather(asked, PROMPT).deleted] == [DAY_S]
+    clock.pass_s(DAY_S)
+    gather(clock, PROMPT)
+    assert left_in(store) == set()
 
 
 def test_many_due_documents_are_deleted_after_one_check_of_references(store: ObjectStore) -> None:

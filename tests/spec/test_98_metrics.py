@@ -266,6 +266,18 @@ def test_writer_s_statistics_name_the_end_of_the_log_and_count_what_maintenance_
     assert (after.places_lost, before.rebases) == (1, 0)
 
 
+def test_roll_into_snapshots_that_fails_is_counted(memory_store: ObjectStore, metered: Metered) -> None:
+    faulty = FaultyStore(memory_store)
+    faulty.fail("create", "/snapshot/", "denied", times=1_000_000)
+    options = WriterOptions(batch_records_max=1)
+    with LogWriter.open_or_initialize(faulty, "a", options=options, runtime=metered.runtime) as writer:
+        for _ in range(40):
+            writer.append(b"x")
+
+    assert writer.stats().rolls_failed > 0
+    assert metered.sums("wal3.snapshot.failures") == {"": writer.stats().rolls_failed}
+
+
 @pytest.mark.parametrize("orphans_max", [0, 1000], ids=["manifest changed", "fence moved during the upload"])
 def test_commit_made_again_after_maintenance_is_a_rebase(
     memory_store: ObjectStore, metered: Metered, orphans_max: int

@@ -15,7 +15,7 @@ from wal3_core.model import strict_json
 from wal3_core.model.compacting import NOT_COMPACTED, Compaction, CompactionAnnouncement
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
-from wal3_core.model.manifest_parts import EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.manifest_parts import BEING_DESTROYED, EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
 from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText, pointer_texts
 from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
@@ -109,6 +109,11 @@ class Manifest:
     def first_kept(self) -> Boundary:
         """Where the records that stay begin: a cursor or pin below it comes too late."""
         return self.first if self.announced is None else self.announced.first
+
+    @property
+    def doomed(self) -> bool:
+        """Whether it was sealed to be destroyed, and is about to be: its end is not where its writers ended it."""
+        return self.destroying and self.seal is not None and self.seal.reason == BEING_DESTROYED
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:

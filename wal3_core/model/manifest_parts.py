@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The seal's reason in a log that is being destroyed.
 BEING_DESTROYED = "being destroyed"
+# The remedy in errors about such a log.
+UNDO = "destroy it again to the end, or take that back (`wal3 destroy LOG --undo`, or undo_destroy)"
 
 # The outcome of an unanswered commit of an older term is unknown.
 EPOCHS_MAX = 16

@@ -152,11 +152,12 @@ def roll_all(
     load: Callable[[SnapshotPointer], Snapshot],
     *,
     coming: int = 0,
+    failed: Callable[[LogError], None] = lambda _: None,
 ) -> Rolled | None:
     """Build the snapshots of all rolls that are due, at most ``rolls_ahead_max``; None when none is.
 
     A snapshot that a later roll takes in is not written. When a snapshot cannot be loaded, only the rolls
-    before it are made.
+    before it are made, and ``failed`` gets the error.
     """
     made: dict[str, Snapshot] = {}
 
@@ -170,7 +171,8 @@ def roll_all(
             break
         try:
             snapshot = build_snapshot(roll, manifest, below)
-        except LogError:
+        except LogError as error:
+            failed(error)
             break
         pointer = snapshot.pointer_to(snapshot.to_bytes())
         made[pointer.path] = snapshot

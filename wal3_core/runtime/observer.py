@@ -82,6 +82,9 @@ class Observer:
     def conflicted(self, log: str, conflict: Conflict) -> None:
         """Get a commit that has to be made again."""
 
+    def unrolled(self, log: str) -> None:
+        """Get a failure to roll a manifest's pointers into snapshots: the manifest grows."""
+
     def held(self, log: str, change_bytes: int) -> None:
         """Get how many bytes more, or fewer, a writer holds for appends without an outcome."""
 

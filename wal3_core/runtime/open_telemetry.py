@@ -59,6 +59,7 @@ class OpenTelemetryObserver(Observer):
         self._bytes = meter.create_counter("wal3.append.io", "By", "Bytes of keys and bodies appended")
         self._retries = meter.create_counter("wal3.append.retries", "{request}", "Requests of appends sent again")
         self._conflicts = meter.create_counter("wal3.commit.conflicts", "{commit}", "Commits made again")
+        self._unrolled = meter.create_counter("wal3.snapshot.failures", "{roll}", "Rolls into snapshots that failed")
         self._held = meter.create_up_down_counter("wal3.append.held", "By", "Memory that waiting appends take")
         self._refused = meter.create_counter("wal3.append.refused", "{append}", "Appends refused: consumers are behind")
         self._lag = meter.create_histogram(
@@ -106,6 +107,10 @@ class OpenTelemetryObserver(Observer):
     def conflicted(self, log: str, conflict: Conflict) -> None:
         """Count a commit made again."""
         self._conflicts.add(1, self._of(log, **{"conflict.kind": conflict.value}))
+
+    def unrolled(self, log: str) -> None:
+        """Count a roll into snapshots that failed."""
+        self._unrolled.add(1, self._of(log))
 
     def held(self, log: str, change_bytes: int) -> None:
         """Count bytes held."""

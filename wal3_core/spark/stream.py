@@ -30,6 +30,7 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.read.following import destroyed
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, Bounds, Span
 from wal3_core.spark.planning import (
@@ -94,8 +95,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends: one small request for each log, many at a time.
 
         GarbageCollectedError when a collection took records that were not read, LogReplacedError and LogNotFoundError
-        when a log is another one by now, or gone; each names the log and says what to do. InvalidRequestError when the
-        checkpoint is that of a stream of other logs.
+        when a log is another one by now, or gone, or about to be; each names the log and says what to do.
+        InvalidRequestError when the checkpoint is that of a stream of other logs.
         """
         before = from_json(start)
         self._check_selection(start)
@@ -222,6 +223,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What an announced collection is about to take is not begun with.
             return Reached(manifest.log_id, manifest.first_kept.position.offset, offset)
         _check_reaches(log, known.offset, manifest)
+        if manifest.doomed and known.offset == offset and self._request.fail_on_loss:
+            error = destroyed(log, manifest)
+            error.add_note(f"the stream is at offset {offset} of it: {_GO_ON}")
+            raise error
         return Reached(known.log_id, known.first, offset)
 
     def _check_loss(self, log: str, begin: int, first: int) -> None:

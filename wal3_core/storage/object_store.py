@@ -27,6 +27,8 @@ Etag = NewType("Etag", str)
 
 # The content of a PUT: bytes, or a view of them that saves a copy.
 Buffer = bytes | memoryview
+# The content of an object that says all by being there. A list of a bucket asks for each empty object again.
+PRESENT = b"1"
 
 
 @dataclass(frozen=True, slots=True)

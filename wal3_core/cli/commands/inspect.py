@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
+# Rolls leave at most some forty, however large the log is.
+_POINTERS_MAX = 100
 
 
 @click.command()
@@ -139,6 +141,9 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "log id", manifest.log_id
     yield "records", count(manifest.num_records)
     yield "bytes", f"{size(manifest.num_bytes)} in fragments, {size(len(manifest.to_bytes()))} in the manifest"
+    if len(manifest.pointers) > _POINTERS_MAX:
+        found = f"{count(len(manifest.pointers))} pointers"
+        yield "not rolled", f"{found}: rolls into snapshots fail, and the writers' log lines say why"
     for name, place in (("first", manifest.first), ("next", manifest.next)):
         position = place.position
         # Before the first collection, the first position has no time.
@@ -153,7 +158,7 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "keyed", "takes only records with keys, since its policy compacts it"
     yield from _compaction_facts(manifest)
     if manifest.destroying:
-        yield "destroying", "announced: can no longer be pinned or copied"
+        yield "destroying", "announced: cannot be pinned or copied until that is taken back (wal3 destroy LOG --undo)"
     if manifest.seal is not None:
         seal = manifest.seal
         successor = f", goes on in {seal.successor}" if seal.successor else ""

@@ -15,6 +15,7 @@ from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, check_store
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
+from wal3_core.model.manifest_parts import BEING_DESTROYED
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
@@ -82,6 +83,7 @@ def _row(log: str, manifest: Manifest) -> dict[str, object]:
         "first_offset": manifest.first.position.offset,
         "next_offset": manifest.next.position.offset,
         "sealed": manifest.seal is not None,
+        "destroying": manifest.destroying,
     }
 
 
@@ -93,7 +95,7 @@ def _cells(log: str, manifest: Manifest) -> tuple[str, ...]:
         count(_count_fragments(manifest)),
         count(manifest.first.position.offset),
         count(manifest.next.position.offset),
-        "sealed" if manifest.seal else "",
+        BEING_DESTROYED if manifest.destroying else "sealed" if manifest.seal else "",
     )
 
 

@@ -65,8 +65,10 @@ def collect(
     deleter = Deleter(store, log, options=options, runtime=runtime)
     # The oldest first, both to delete what is due and to look up old objects.
     documents = sorted(collector.resume_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
-    now_us = deleter.store_now_us() if documents or options.orphans_max else 0
-    deleted = {each.path: each for each in deleter.delete_due(deleter.look(documents, now_us), progress=progress)}
+    # Before anything is written: on a full disk, nothing else makes space.
+    now_us = deleter.store_now_us() if options.interval_s and (documents or options.orphans_max) else None
+    due = deleter.look(documents, now_us or 0)
+    deleted = {each.path: each for each in deleter.delete_due(due, progress=progress)}
     waiting = (meta for meta in documents if not deleted[meta.path].finished)
     found = deleter.orphans(deleter.load(waiting), now_us=now_us)
     marked = []

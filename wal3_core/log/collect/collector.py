@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, integer, optional, several, text
+from wal3_core.errors import StoreDeniedError
 from wal3_core.log.collect.planner import Plan, Planner
 from wal3_core.log.collect.pruner import Marked, Overtaken, Pruner
 from wal3_core.log.log_stores import LogStores
@@ -12,6 +13,7 @@ from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import LogId, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.opening import opening, options_of
 
 if TYPE_CHECKING:
@@ -109,18 +111,24 @@ class Collector:
     def resume_unmarked(self) -> list[ObjectMeta]:
         """Finish what other runs began: prune what is announced, delete the documents that never were.
 
-        Returns the documents that are marked. Those marked before are not read: the cost is one listing.
+        Returns the documents that are marked. Those marked before are not read: the cost is one listing. If the store
+        denies what is to be finished, only these are returned: their deletion makes the space that it may need.
         """
-        self._pruner.withdraw_lost(self._manifests.load())
-        listed = self._documents.survey()
+        base, listed = self._manifests.load(), self._documents.survey()
         for path in listed.left:
             self._documents.delete(path)
         marked = [meta for meta in listed.documents if meta.path in listed.marked]
-        for meta in listed.documents:
-            # It may have been marked since it was listed: its age counts from then.
-            if meta.path not in listed.marked and self._resume(meta.path):
-                changed = self._documents.describe(meta.path)
-                marked += [] if changed is None else [changed]
+        try:
+            self._pruner.withdraw_lost(base)
+            for meta in listed.documents:
+                # It may have been marked since it was listed: its age counts from then.
+                if meta.path not in listed.marked and self._resume(meta.path):
+                    changed = self._documents.describe(meta.path)
+                    marked += [] if changed is None else [changed]
+        except StoreDeniedError as error:
+            if not marked:
+                raise
+            COLLECT.warning("log %s: an earlier collection is not finished yet: %s", self.log, error)
         return marked
 
     def _resume(self, path: str) -> bool:

@@ -13,12 +13,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
-from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, StoreDeniedError
 from wal3_core.log.collect.orphans import OrphanFinder
 from wal3_core.log.collect.references import Holding, References, every_path, hold_any, read_references
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
+    CLOCK,
     DATA_FOLDERS,
     KEY_ROLLUP_FOLDER,
     LogId,
@@ -124,22 +125,18 @@ class _Pass:
 
     def deletion_of(self, paths: Sequence[str], objects: ObjectStore) -> Callable[[str], int]:
         """Return how to delete each of some objects, which returns the number of requests."""
-        if not any(map(is_snapshot_path, paths)):
-            return partial(_delete, objects)
-        if self._key_rollups is None:
+        if self._key_rollups is None and any(map(is_snapshot_path, paths)):
             # Most logs have none at all.
             self._key_rollups = next(iter(objects.list_objects(KEY_ROLLUP_FOLDER)), None) is not None
-        return partial(_delete_with_keys if self._key_rollups else _delete, objects)
+        return partial(_delete, objects, with_keys=bool(self._key_rollups))
 
 
-def _delete(objects: ObjectStore, path: str) -> int:
-    objects.delete(path)
-    return 1
-
-
-def _delete_with_keys(objects: ObjectStore, path: str) -> int:
+def _delete(objects: ObjectStore, path: str, *, with_keys: bool) -> int:
     """Delete an object, a snapshot after its key roll-up: while it is there, a call that was cut short is repeated."""
-    return (_delete(objects, key_rollup_path(path)) if is_snapshot_path(path) else 0) + _delete(objects, path)
+    paths = [key_rollup_path(path), path] if with_keys and is_snapshot_path(path) else [path]
+    for each in paths:
+        objects.delete(each)
+    return len(paths)
 
 
 def _log(url: str, path: str, deleted: DeletionReport) -> None:
@@ -188,15 +185,14 @@ class Deleter:
         ``now_us`` is the store's time, if it was asked for before.
         """
         found = self._documents.describe(path)
-        if found is None:
-            # Gone: what it named was deleted, or the document was deleted wrongly and is about to be written again.
-            return self._options.interval_s
-        return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
+        # If it is gone, what it named was deleted, or it was deleted wrongly and is about to be written again.
+        return self._options.interval_s if found is None else self._wait_s(found, now_us)
 
-    def _wait_s(self, found: ObjectMeta, now_us: int) -> float:
+    def _wait_s(self, found: ObjectMeta, now_us: int | None) -> float:
         if self._options.interval_s == 0:
             # Some stores list other fractions of a second than they report for one object.
             return 0.0
+        now_us = self.store_now_us() if now_us is None else now_us
         return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
 
     @checked(path=given_garbage_path, progress=function)
@@ -391,5 +387,10 @@ class Deleter:
         return self._orphans.find(folders, pending, now_us)
 
     def store_now_us(self) -> int:
-        """Return the store's time, by which the interval is measured."""
-        return self._stores.store_now_us()
+        """Return the store's time, by which the interval is measured; if it may not be written, an earlier one."""
+        try:
+            return self._stores.store_now_us()
+        except StoreDeniedError:
+            # On a full disk, deletions must need no space. The store's clock was there when these were written.
+            clock = self._stores.objects.head(CLOCK)
+            return max(self._stores.manifests.changed_us(), 0 if clock is None else clock.last_modified_us)

@@ -147,8 +147,8 @@ class _Updating:
         self._timeout_s = timeout_s_of(target.store.url)
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        amend = partial(rolled_now, snapshots=self._snapshots, options=options)
         meter = Meter(runtime, target.log)
+        amend = partial(rolled_now, snapshots=self._snapshots, options=options, failed=meter.roll_failed)
         self._committer = Committer(self._into, self._snapshots, runtime, options, amend=amend, meter=meter)
         self._appended: list[FragmentPointer] = []
         # Of those: to sum them up again for each commit would take longer with each.

@@ -14,14 +14,22 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, optional
-from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
+from wal3_core.errors import (
+    InvalidRequestError,
+    LogError,
+    LogNotFoundError,
+    LogReplacedError,
+    StoreDeniedError,
+    UnavailableError,
+)
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import Kind, own_objects, strangers
 from wal3_core.log.maintain.remains import delete_remains, unknown_objects
 from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import REBASES_MAX, RetryOptions
+from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
@@ -60,13 +68,15 @@ class DestroyPart:
 class DestroyPlan:
     """What destroying a log deletes: its objects by kind, and the names of its pins.
 
-    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown.
+    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown. ``destroying`` says that
+    another call has begun to destroy the log, and goes on or was cut short.
     """
 
     log: str
     log_id: LogId
     parts: tuple[DestroyPart, ...]
     pins: tuple[str, ...]
+    destroying: bool = False
 
     @property
     def num_objects(self) -> int:
@@ -87,6 +97,7 @@ class DestroyPlan:
             "num_bytes": self.num_bytes,
             "parts": [part.to_json() for part in self.parts],
             "pins": [{"pin": name} for name in self.pins],
+            "destroying": self.destroying,
         }
 
 
@@ -126,7 +137,13 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     parts = (
         DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind]
     )
-    return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
+    return DestroyPlan(
+        log=log,
+        log_id=NO_LOG if entry is None else entry.log_id,
+        parts=tuple(parts),
+        pins=tuple(pins),
+        destroying=isinstance(entry, Manifest) and entry.destroying,
+    )
 
 
 def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
@@ -152,21 +169,61 @@ def destroy(
     and nothing deleted, when something lies there that no log has, or when the log has pins (unless ``also_pinned``).
     For a pin that was made meanwhile, the announcement in the manifest is withdrawn; a log that was sealed by then
     stays sealed. LogReplacedError when another log has the name by now, which is left alone.
-    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short. What a
-    lost manifest, or a copy that was cut short, left behind is deleted, too.
+    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short, or take
+    it back by ``undo_destroy`` as long as there is a log. What a lost manifest, or a copy that was cut short, left
+    behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
     store = patient(store, runtime)
     plan = plan_destroy(store, log, runtime=runtime)
     if plan.pins and not also_pinned:
-        raise _pinned(log, plan.pins)
+        raise _pinned(log, plan.pins, f" (it is {BEING_DESTROYED}: {UNDO})" if plan.destroying else "")
 
     def report(done: int) -> None:
         progress(done, max(done, plan.num_objects))
 
-    num_objects = _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
+    destroying = _Destroying(log_store(store, log), plan.log_id, runtime, report)
+    try:
+        num_objects = destroying.run(also_pinned=also_pinned)
+    except StoreDeniedError as error:
+        # Each step begins with a write of the manifest, for which there was no space.
+        if not error.full or not (destroying.delete_other_lives() + _delete_garbage(store, log, plan.log_id, runtime)):
+            raise
+        num_objects = destroying.run(also_pinned=also_pinned)
     MAINTAIN.info("log %s/%s: destroyed, %d objects deleted", store.url, log, num_objects)
     return num_objects
+
+
+def _delete_garbage(store: ObjectStore, log: str, log_id: LogId, runtime: Runtime) -> int:
+    """Delete what is marked for deletion, which needs no space, and return how many objects; 0 if that fails.
+
+    Also what readers of an older manifest may still read: they lose the log anyway.
+    """
+    deleter = Deleter(store, log, options=CollectorOptions(interval_s=0), runtime=runtime, log_id=log_id)
+    try:
+        return sum(deleted.num_deleted for deleted in deleter.delete_due(deleter.look(deleter.documents(), 0)))
+    except LogError:
+        return 0
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> Seal | None:
+    """Take back a destroy that was cut short, so that the log can be pinned and copied again; returns its seal, if any.
+
+    A seal stays: only a copy of a log that the destroy has sealed takes appends. Nothing is changed in a log that is
+    not being destroyed. LogNotFoundError when the log is gone; UnavailableError when another call is destroying it.
+    """
+    runtime = runtime or shared_runtime()
+    manifests = ManifestStore(log_store(patient(store, runtime), log), runtime)
+    manifests.change(manifests.load(), lambda manifest: manifest.withdraw_destroy() if manifest.destroying else None)
+    now = manifests.load().manifest
+    if now.destroying:
+        message = (
+            f"log {manifests.url}: expected no process to destroy it, found that one does: end it, then undo again"
+        )
+        raise UnavailableError(message)
+    MAINTAIN.info("log %s: its destroy was taken back", manifests.url)
+    return now.seal
 
 
 class _Destroying:
@@ -200,6 +257,13 @@ class _Destroying:
         message = f"log {self._root.url}: objects kept appearing while it was destroyed: try again later"
         raise UnavailableError(message)
 
+    def delete_other_lives(self) -> int:
+        """Delete what earlier lives left, which needs no space; returns how many objects."""
+        others = [life for life in self._manifests.lives() if life != self._log_id]
+        # After the listing: all of them are over if the name is still that of the life to be destroyed.
+        self._look()
+        return delete_remains(self._root, others, self._runtime, self._retry)
+
     def _look(self) -> Seen[Entry] | None:
         """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
         seen = self._manifests.look()
@@ -227,6 +291,8 @@ class _Destroying:
             # Perhaps only now: a copy that seemed to be cut short was finished.
             was_log = was_log or isinstance(entry, Manifest)
             if isinstance(entry, Manifest) and not entry.destroying:
+                # Perhaps it was withdrawn, and a pin made before this call's next step.
+                unpinned = also_pinned
                 self._manifests.swap(entry.announce_destroy(), seen)
             elif isinstance(entry, Manifest) and entry.seal is None:
                 # Before the seal, which is never lifted: a log that a pin keeps is left as it was.
@@ -256,7 +322,9 @@ class _Destroying:
         ]
         if pins:
             self._withdraw()
-            raise _pinned(self._root.url, pins, sealed=found.seal is not None and found.seal.reason == BEING_DESTROYED)
+            sealed = found.seal is not None and found.seal.reason == BEING_DESTROYED
+            state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
+            raise _pinned(self._root.url, pins, state)
 
     def _withdraw(self) -> None:
         """Withdraw the announcement, also another call's: a call that destroys the log announces it again."""
@@ -272,9 +340,8 @@ class _Destroying:
         return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
 
 
-def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidRequestError:
+def _pinned(log: str, names: Sequence[str], state: str) -> InvalidRequestError:
     more = " and more" if len(names) > _NAMED_MAX else ""
-    state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
     return InvalidRequestError(
         f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}:"
         f" remove them, or say that they go, too{state}"

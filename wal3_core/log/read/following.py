@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, InvalidRequestError, LogError
+from wal3_core.errors import CorruptError, InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.log.read.scan import begun, floor_of
 from wal3_core.model.history import History
+from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO
 from wal3_core.model.position import AtTime
 from wal3_core.storage.retry import longer_s
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
+
+
+def destroyed(log: str, manifest: Manifest) -> LogNotFoundError:
+    """Return the error of one who has read a log that is being destroyed to its end: it is no end of its records."""
+    end = manifest.next.position.offset
+    return LogNotFoundError(
+        f"log {log}: expected a log that stays, found it {BEING_DESTROYED}, sealed for that at offset {end}: {UNDO}"
+    )
 
 
 class Waiting:
@@ -106,7 +115,8 @@ class Following:
     def look(self) -> Iterator[Record]:
         """Go through the records that the log holds now, to its end; a manifest is read to its end before its seal.
 
-        The next look continues after the last record that this one has given.
+        The next look continues after the last record that this one has given. LogNotFoundError at the end of a log that
+        was sealed to be destroyed.
         """
         manifest = self._source.manifest()
         self._check_history(manifest)
@@ -122,6 +132,8 @@ class Following:
             # What lies behind the last record was dropped, and may be collected.
             self.start = manifest.next.position.offset
         self._history = History.of(manifest)
+        if manifest.doomed:
+            raise destroyed(self._log, manifest)
         if manifest.seal is not None:
             self.sealed = manifest
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
-from wal3_core.log.read.following import Waiting
+from wal3_core.log.read.following import Waiting, destroyed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
 from wal3_core.model import parquet
@@ -117,6 +117,9 @@ def follow_across(
             if following.sealed is None:
                 return
             manifest = following.sealed
+        if manifest.doomed:
+            # The start lies beyond its end.
+            raise destroyed(log, manifest)
         if manifest.seal is None or manifest.seal.successor is None:
             return
         reading.go_on_after(manifest)

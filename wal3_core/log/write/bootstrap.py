@@ -15,6 +15,7 @@ from wal3_core.arguments import checked, instance_of, integer, make_plain, optio
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.maintain.copy_target import CopyTarget
 from wal3_core.log.write.snapshotter import rolled_now
+from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest
@@ -28,7 +29,7 @@ from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class _Bootstrapping:
         self._token = runtime.token()
         manifests = ManifestStore(root, runtime, options.retry, log_id=claim.log_id)
         self._snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
+        self._meter = Meter(runtime, share_of(root).log.rstrip("/"))
 
     def run(self, records: Iterable[Record]) -> Manifest:
         """Write the records; return the manifest that leads to them, which is not installed yet."""
@@ -158,7 +160,8 @@ class _Bootstrapping:
         manifest = replace(initial, setsum=origin.pruned, pruned=origin.pruned, first=place, next=place)
         entry = Epoch(1, self._token, FIRST_SEQ_NO)
         for pointer in map_ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
-            manifest = rolled_now(manifest.apply_fragments(entry, (pointer,)), self._snapshots, self._options)
+            appended = manifest.apply_fragments(entry, (pointer,))
+            manifest = rolled_now(appended, self._snapshots, self._options, self._meter.roll_failed)
         return manifest
 
     def _batches(self, records: Iterable[Record]) -> Iterator[_Batch]:

@@ -155,6 +155,7 @@ class Pipeline:
                 requests_retried=self._loop.meter.requests_retried,
                 places_lost=self._loop.meter.places_lost,
                 rebases=self._loop.meter.rebases,
+                rolls_failed=self._loop.meter.rolls_failed,
                 halted=self._loop.resolver.halt.failure is not None,
             )
 

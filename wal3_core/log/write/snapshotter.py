@@ -18,6 +18,7 @@ from wal3_core.storage.retry import within
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.write.stats import Meter
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.options import WriterOptions
@@ -32,17 +33,24 @@ _WRITE_S = 10.0
 class Snapshotter:
     """Keeps one log's manifest small; ``wake`` is called when a commit need not wait any longer.
 
-    A failure here fails no append: the next commit, or the next writer, tries again.
+    A failure here fails no append: ``meter`` counts it, and the next commit, or the next writer, tries again.
     """
 
     def __init__(
-        self, snapshots: SnapshotStore, runtime: Runtime, options: WriterOptions, share: Share, wake: Callable[[], None]
+        self,
+        snapshots: SnapshotStore,
+        runtime: Runtime,
+        options: WriterOptions,
+        share: Share,
+        meter: Meter,
+        wake: Callable[[], None],
     ) -> None:
         self._snapshots = snapshots
         self._runtime = runtime
         self._options = options
         self._share = share
         self._wake = wake
+        self._meter = meter
         self._lock = runtime.lock()
         self._busy = False
         self._awaited = False
@@ -87,16 +95,24 @@ class Snapshotter:
     def _roll(self, manifest: Manifest, *, coming: int = 0) -> None:
         rolled: Rolled | None = None
         try:
-            rolled = roll_all(manifest, self._options.snapshots, self._snapshots.load, coming=coming)
+            rolled = roll_all(
+                manifest, self._options.snapshots, self._snapshots.load, coming=coming, failed=self._meter.roll_failed
+            )
         finally:
             if rolled is None:
                 self._end(None)
         if rolled is not None:
-            uploads = _Uploads(rolled, self._runtime, self._share, self._write, self._end)
+            uploads = _Uploads(rolled, self._runtime, self._share, self._write, self._uploaded)
             uploads.run(self._options.snapshots.uploads_max)
 
     def _write(self, snapshot: Snapshot) -> None:
         self._snapshots.write(snapshot, within(self._options.retry, _WRITE_S))
+
+    def _uploaded(self, ready: Rolled | LogError | None) -> None:
+        if isinstance(ready, LogError):
+            self._meter.roll_failed(ready)
+            ready = None
+        self._end(ready)
 
     def _end(self, ready: Rolled | None) -> None:
         with self._lock:
@@ -124,16 +140,26 @@ def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
         return None
 
 
-def rolled_now(manifest: Manifest, snapshots: SnapshotStore, options: WriterOptions) -> Manifest:
-    """Roll pointers into snapshots, which are durable when this returns; raises what their store raises."""
+def rolled_now(
+    manifest: Manifest, snapshots: SnapshotStore, options: WriterOptions, failed: Callable[[LogError], None]
+) -> Manifest:
+    """Roll pointers into snapshots, which are durable when this returns.
+
+    ``failed`` gets the error of a roll that cannot be made: unless it raises that, the roll is left to the next writer.
+    """
+    retry = within(options.retry, options.snapshots.wait_s_max)
     while (roll := plan_roll(manifest, options.snapshots)) is not None:
-        pointer = snapshots.write(build_snapshot(roll, manifest, snapshots.load), options.retry)
+        try:
+            pointer = snapshots.write(build_snapshot(roll, manifest, snapshots.load), retry)
+        except LogError as error:
+            failed(error)
+            break
         manifest = manifest.apply_snapshot(pointer, roll.replaced)
     return manifest
 
 
 class _Uploads:
-    """Uploads snapshots several at a time, then calls ``end`` once: with what is durable now, or None.
+    """Uploads snapshots several at a time, then calls ``end`` once: with what is durable now, or what went wrong.
 
     No task waits for another one, as all share the workers.
     """
@@ -144,7 +170,7 @@ class _Uploads:
         runtime: Runtime,
         share: Share,
         write: Callable[[Snapshot], None],
-        end: Callable[[Rolled | None], None],
+        end: Callable[[Rolled | LogError | None], None],
     ) -> None:
         self._rolled = rolled
         self._write = write
@@ -155,6 +181,7 @@ class _Uploads:
         self._waiting = deque(rolled.written)
         self._lanes = 0
         self._failed = False
+        self._error: LogError | None = None
 
     def run(self, lanes_max: int) -> None:
         self._lanes = min(lanes_max, len(self._waiting))
@@ -164,19 +191,19 @@ class _Uploads:
         self._lane()
 
     def _lane(self) -> None:
-        failed = True
+        failed, error = True, None
         try:
             while (snapshot := self._next()) is not None:
                 self._write(snapshot)
             failed = False
-        except LogError:
+        except LogError as caught:
             # Rolling only keeps the manifest small: the next commit tries again.
-            pass
+            error = caught
         finally:
             with self._lock:
-                self._failed = self._failed or failed
+                self._failed, self._error = self._failed or failed, self._error or error
                 self._lanes -= 1
-                last, ready = self._lanes == 0, None if self._failed else self._rolled
+                last, ready = self._lanes == 0, self._error if self._failed else self._rolled
             if last:
                 self._end(ready)
 

@@ -134,8 +134,8 @@ class _Installing:
         )
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._clock = LogClock(self._manifests.objects, runtime, options)
-        amend = partial(rolled_now, snapshots=self._snapshots, options=options)
         meter = Meter(runtime, log)
+        amend = partial(rolled_now, snapshots=self._snapshots, options=options, failed=meter.roll_failed)
         self._committer = Committer(self._manifests, self._snapshots, runtime, options, amend=amend, meter=meter)
         self._naming = ""
         self._remembering: Remembering | None = None

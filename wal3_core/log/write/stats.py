@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.runtime import Conflict
+from wal3_core.runtime.loggers import WRITER, Seldom
 
 if TYPE_CHECKING:
+    from wal3_core.errors import LogError
     from wal3_core.runtime import Runtime
 
 # Weight of the newest measurement in a moving average of durations.
@@ -32,9 +34,10 @@ class WriterStats:
     over the last ten seconds, ``last_commit_age_s`` how long ago the last commit succeeded (None before the first).
 
     ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place to another
-    writer, ``rebases`` the commits made again because of maintenance. ``next_offset`` is where the log ends in the
-    newest manifest that the writer has seen: other writers may have appended since. ``halted`` is true for an ordered
-    writer that waits to be resumed.
+    writer, ``rebases`` the commits made again because of maintenance, ``rolls_failed`` the times that pointers were not
+    rolled into snapshots: the manifest, which each commit writes, grows until that succeeds. ``next_offset`` is where
+    the log ends in the newest manifest that the writer has seen: other writers may have appended since. ``halted`` is
+    true for an ordered writer that waits to be resumed.
     """
 
     bytes_held: int
@@ -54,12 +57,13 @@ class WriterStats:
     requests_retried: int
     places_lost: int
     rebases: int
+    rolls_failed: int
     next_offset: int | None
     halted: bool
 
 
 class Meter:
-    """Counts. Guarded by its owner's lock, except ``retried``, ``upload_took`` (they lock) and ``rebased``."""
+    """Counts. Guarded by its owner's lock, except ``rebased``; ``retried``, ``roll_failed``, ``upload_took`` lock."""
 
     def __init__(self, runtime: Runtime, log: str) -> None:
         self._runtime = runtime
@@ -74,12 +78,22 @@ class Meter:
         self.places_lost = 0
         self.rebases = 0
         self.requests_retried = 0
+        self.rolls_failed = 0
+        self._unrolled = Seldom(runtime, WRITER)
 
     def retried(self) -> None:
         """Count a request that is sent again; from any thread."""
         with self._lock:
             self.requests_retried += 1
         self._runtime.observer.retried(self._log)
+
+    def roll_failed(self, error: LogError) -> None:
+        """Count a roll into snapshots that failed, and warn of it; from any thread, without the owner's lock."""
+        with self._lock:
+            self.rolls_failed += 1
+        self._runtime.observer.unrolled(self._log)
+        text = "log %s: pointers are not rolled into snapshots, so the manifest grows: %s"
+        self._unrolled.warn(text, self._log, error)
 
     def rebased(self) -> None:
         """Count a commit that is made again because of maintenance; only from the one commit under way."""

@@ -94,9 +94,9 @@ class WriteLoop:
         self._retry = for_store(options.retry, manifests)
         self._manifests = manifests
         self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.drive_on)
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
+        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.meter, self.drive_on)
         self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
         amend = self._snapshotter.amend
         self._committer = Committer(manifests, self.snapshots, runtime, options, amend=amend, meter=self.meter)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
-from wal3_core.storage.backends.local_durability import Durability, sync_file, unavailable
+from wal3_core.storage.backends.local_durability import NO_SPACE, Durability, sync_file, unavailable
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
@@ -97,7 +97,9 @@ class LocalStore:
                 self._sweep_staging()
                 self._swept = True
         except OSError as error:
-            raise self._unavailable(error) from error
+            # On a full disk a write will say so; a delete needs only the folder of locks.
+            if error.errno not in NO_SPACE or not self._locks.is_dir():
+                raise self._unavailable(error) from error
 
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove staged files a day old, left by killed writers."""
@@ -144,7 +146,7 @@ class LocalStore:
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
-        with self._staged(data) as staged:
+        with self._staged(path, data) as staged:
             target = self._place(path)
             try:
                 is_new = self._link(staged, target)
@@ -172,7 +174,7 @@ class LocalStore:
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
-        with self._staged(data) as staged:
+        with self._staged(path, data) as staged:
             target = self._place(path)
             self._durable.sync_again(str(target.parent))
             with self._locked(target, "replace"):
@@ -274,7 +276,7 @@ class LocalStore:
         return self._root / folder / name
 
     @contextlib.contextmanager
-    def _staged(self, data: Buffer) -> Iterator[Path]:
+    def _staged(self, path: str, data: Buffer) -> Iterator[Path]:
         """Write the bytes to a synced file in the staging folder, removed after the block."""
         staged = None
         try:
@@ -288,7 +290,7 @@ class LocalStore:
                     os.fchmod(file.fileno(), 0o644)
                     sync_file(file.fileno())
             except OSError as error:
-                raise self._unavailable(error) from error
+                raise unavailable(self._root, error, f"{path} needs {len(data)} bytes") from error
             yield staged
         finally:
             if staged is not None:

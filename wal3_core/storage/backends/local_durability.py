@@ -22,6 +22,7 @@ _SEEN_MAX = 100_000
 _FOLDERS_MAX = 10_000
 # A process that may not write may not be allowed to sync either, and has no writes of its own to lose.
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ADVICE = {
     errno.ENOSPC: "free some space on the device",
     errno.EDQUOT: "free some of the quota",
@@ -144,12 +145,16 @@ class Durability:
             raise unavailable(self._root, error) from error
 
 
-def unavailable(root: Path, error: OSError) -> UnavailableError:
-    """Return the error that says what to do about a file system's error; StoreDeniedError if retrying cannot help."""
+def unavailable(root: Path, error: OSError, needs: str = "") -> UnavailableError:
+    """Return the error that says what to do about a file system's error; StoreDeniedError if retrying cannot help.
+
+    ``needs`` says for what there is no space.
+    """
     hint = _ADVICE.get(error.errno or 0)
     if hint is None:
         return UnavailableError(f"store {root}: {error}")
-    return StoreDeniedError(f"store {root}: {error}: {hint}")
+    full = error.errno in NO_SPACE
+    return StoreDeniedError(f"store {root}: {error}: {f'{needs}: ' if full and needs else ''}{hint}", full=full)
 
 
 def sync_folder(folder: Path | str) -> None:

@@ -1,6 +1,6 @@
 """Garbage documents on storage, and their marks.
 
-Beside a document that is marked as pruned lies its mark, an empty object: with it, a listing is enough
+Beside a document that is marked as pruned lies its mark, an object of one byte: with it, a listing is enough
 to know when the document is due, without reading it. A mark is a hint: without one the document is read,
 and only objects that the document itself lists are deleted. Source: docs/protocol.md, "Collection".
 """
@@ -14,6 +14,7 @@ from wal3_core.model.garbage import BYTES_MAX, Garbage
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, mark_path, marked_path
 from wal3_core.storage.documents.document_store import DocumentStore
 from wal3_core.storage.documents.pass_store import note_deleted
+from wal3_core.storage.object_store import PRESENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,7 @@ class GarbageStore(DocumentStore[Garbage]):
 
     def mark(self, path: str) -> None:
         """Create the mark of a document that was marked as pruned; whether that succeeds changes no outcome."""
-        self._store.create(mark_path(path), b"")
+        self._store.create(mark_path(path), PRESENT)
 
     def unmark(self, path: str) -> None:
         """Remove a document's mark, so that the document is read again."""

@@ -11,7 +11,7 @@ from wal3_core.model.paths import deleted_path, garbage_path, garbage_token, pas
 from wal3_core.model.setsum import EMPTY
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.readback import check_readable, encoded
-from wal3_core.storage.object_store import object_url
+from wal3_core.storage.object_store import PRESENT, object_url
 from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
@@ -100,4 +100,4 @@ def note_deleted(objects: ObjectStore, garbage: str) -> None:
     """Note that all is deleted that a garbage document names, if it is the document of a pass."""
     token = garbage_token(garbage)
     if objects.head(pass_path(token)) is not None:
-        objects.create(deleted_path(token), b"")
+        objects.create(deleted_path(token), PRESENT)

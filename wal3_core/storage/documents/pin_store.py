@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import InvalidRequestError, UnavailableError
-from wal3_core.model.manifest_parts import BEING_DESTROYED
+from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
@@ -89,7 +89,8 @@ class PinStore:
 
     def _refuse_destroyed(self, path: str, manifest: Manifest) -> None:
         if manifest.destroying:
-            message = f"pin {object_url(self._store, path)}: expected a log that stays, found it {BEING_DESTROYED}"
+            found = f"expected a log that stays, found it {BEING_DESTROYED}: {UNDO}"
+            message = f"pin {object_url(self._store, path)}: {found}"
             raise InvalidRequestError(message)
 
     def _taken(self, path: str) -> InvalidRequestError:
