@@ -17,7 +17,7 @@ from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
 from wal3_core.compaction.installing import Done, Installer
 from wal3_core.compaction.merge import Merging
 from wal3_core.compaction.outline import outline
-from wal3_core.compaction.receipt import Erased, erased_records
+from wal3_core.compaction.receipt import Receipt, receipt_of
 from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyInstallReport
 from wal3_core.compaction.rolling import KeyRollups
 from wal3_core.compaction.scope import Scope, check_has_passes, read_scope
@@ -40,7 +40,7 @@ from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wal3_core.compaction.merge import Merged
     from wal3_core.model.policy import Policy
@@ -305,9 +305,9 @@ class KeyCompactor:
         return self._passes.load(token)
 
     @checked(key=record_bytes)
-    def erased(self, key: bytes) -> Iterator[Erased]:
-        """Go through the dropped records of a key that lists are still kept of, and what became of their objects."""
-        return erased_records(self._stores.objects, self._passes, self._stores.policies.load(), key)
+    def erased(self, key: bytes) -> Receipt:
+        """Say which records of a key were dropped, as far as is known, and what became of their objects."""
+        return receipt_of(self._stores.objects, self._passes, self._stores.manifests.load().manifest.compaction, key)
 
     def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
         """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""
