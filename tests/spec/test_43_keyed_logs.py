@@ -196,7 +196,7 @@ def test_writer_learns_of_it_by_the_manifest_of_its_own_commit(memory_store: Mem
 
 
 class Hurried(ThreadRuntime):
-    """A process whose time passes when it is told so, besides."""
+    """A process whose monotonic clock can be set ahead."""
 
     ahead_s = 0.0
 

@@ -191,7 +191,7 @@ def test_staged_fragment_damaged_in_transit_is_read_again_once(garbling: Garblin
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
-def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryStore, times: int, cut: bool) -> None:
+def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryStore, times: int, *, cut: bool) -> None:
     plant(memory_store, cursor=1)
     garbling = GarblingStore(memory_store)
     paths = roll_keys_up(memory_store)
@@ -210,7 +210,7 @@ def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryS
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_repair_replaces_nothing_on_the_word_of_one_read(memory_store: MemoryStore, cut: bool) -> None:
+def test_repair_replaces_nothing_on_the_word_of_one_read(memory_store: MemoryStore, *, cut: bool) -> None:
     plant(memory_store, cursor=1)
     copy(LogAt(memory_store, LOG), LogAt(memory_store, "b"))
     garbling = GarblingStore(memory_store)

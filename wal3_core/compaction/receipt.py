@@ -91,8 +91,8 @@ class ListGone:
 class Receipt:
     """The records of a key that passes dropped, newest pass first, as far as is known: iterate over it for them alone.
 
-    Of the passes in ``lists_gone`` only the number of all dropped records is known. Of ``num_passes_unknown`` passes, the
-    oldest ones, this log has nothing: they went over the log of which it is a copy, which has their receipts.
+    Of the passes in ``lists_gone`` only the number of all dropped records is known. Of the oldest passes,
+    ``num_passes_unknown`` of them, this log has nothing: they went over the log of which it is a copy.
     """
 
     records: tuple[Erased, ...]

@@ -146,12 +146,12 @@ def _show_receipt(log: str, receipt: Receipt, *, as_json: bool) -> None:
         click.echo(f"{log}: no recorded pass has dropped a record of this key, as far as their lists are kept")
     for gone in receipt.lists_gone:
         click.echo(
-            f"not known: which keys had {counted(gone.num_dropped, 'record')} that pass {gone.token} dropped: its list is"
-            f" gone, by a receipt retention that the policy has or had"
+            f"not known: which keys had {counted(gone.num_dropped, 'record')} that pass {gone.token} dropped: its list"
+            f" is gone, by a receipt retention that the policy has or had"
         )
     if receipt.num_passes_unknown:
         last = count(receipt.num_passes_unknown)
-        click.echo(f"not known: what passes 1 to {last} dropped: {log} is a copy made later, and has no lists of theirs")
+        click.echo(f"not known: what passes 1 to {last} dropped: {log} is a copy made later, without their lists")
 
 
 def _fate(erased: Erased) -> str:

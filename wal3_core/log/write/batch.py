@@ -119,6 +119,7 @@ class BatchQueue:
             if taken and (over or not entry.may_land_at(offset + num_records) or (keyed and columns.keyless)):
                 break
             taken.append(waiting.popleft())
+            entry.doubted = False
             num_bytes += columns.num_bytes
             num_records += columns.num_records
         self._num_bytes -= num_bytes

@@ -124,11 +124,9 @@ class AppendResolver:
         before = len(self._queue)
         while self._head_is_keyless() and not self._flights and self._knows_keyed(self._queue.oldest):
             entry = self._queue.pop()
-            if entry.doubted:
-                # As if it had been refused at once: it counts as not submitted.
-                self.outcomes.give_up([entry], self._key_required(entry), None)
-            else:
-                self._fail([entry], self._key_required(entry), None)
+            # As if it had been refused at once, a doubted one counts as not submitted.
+            refuse = self.outcomes.give_up if entry.doubted else self._fail
+            refuse([entry], self._key_required(entry), None)
         while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
             entry = self._queue.pop()
             message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
@@ -297,8 +295,6 @@ class AppendResolver:
 
     def _take_flights(self) -> list[Entry]:
         entries = [entry for flight in self._flights for entry in flight.entries]
-        for entry in entries:
-            entry.doubted = False
         self._flights.clear()
         return entries
 
@@ -309,11 +305,9 @@ class AppendResolver:
 
     def _key_required(self, entry: Entry) -> KeyRequiredError:
         columns = entry.columns
-        message = (
-            f"log {self._url}: record {columns.first_without_key} of {columns.num_records}: expected a key, found none:"
-            f" the log is keyed, since its policy compacts it"
-        )
-        return KeyRequiredError(message)
+        record = f"record {columns.first_without_key} of {columns.num_records}"
+        found = "expected a key, found none: the log is keyed, since its policy compacts it"
+        return KeyRequiredError(f"log {self._url}: {record}: {found}")
 
     def _what(self, flight: InFlightFragment) -> str:
         return f"log {self._url}: fragment {flight.seq_no}"

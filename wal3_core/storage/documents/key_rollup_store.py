@@ -58,7 +58,7 @@ class KeyRollupStore:
         data = encode_key_rollup(rollup, pointer, self._log_id())
         self._check_readable(data, pointer, rollup)
         cause, wrong = "refused", None
-        for tries in attempts(for_store(self._retry, self._store), self._runtime):
+        for tries in attempts(for_store(self._retry, self._store), self._runtime):  # noqa: B007 - in the message
             outcome = self._put(path, data, wrong)
             if isinstance(outcome, Done):
                 return
@@ -104,13 +104,14 @@ class KeyRollupStore:
 
     def _standing(self, pointer: SnapshotPointer, rollup: KeyRollup) -> tuple[bool, Etag | None]:
         """Tell whether an equal one is there; if not, return the version that stands in its place."""
-        path, wrong = key_rollup_path(pointer.path), None
+        path, wrong, etag = key_rollup_path(pointer.path), "", None
         what, limit = f"key roll-up {object_url(self._store, path)}", bytes_max(pointer) + _EXTRA_BYTES_MAX
         # Twice: the difference may be damage in transit.
         for _ in range(2):
             found = self._store.get(path, length_max=limit)
             if not isinstance(found, Versioned):
                 return False, None
+            etag = found.etag
             try:
                 if decode_key_rollup(found.data, pointer, self._log_id(), what=what) == rollup:
                     return True, None
@@ -118,4 +119,4 @@ class KeyRollupStore:
             except CorruptError as error:
                 wrong = str(error)
         MAINTAIN.warning("a key roll-up is replaced: %s", wrong)
-        return False, found.etag
+        return False, etag
