@@ -13,6 +13,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.compaction.engine import Engine as Engine
     from wal3_core.compaction.losses import DropReason as DropReason
     from wal3_core.compaction.receipt import Erased as Erased
+    from wal3_core.compaction.receipt import ListGone as ListGone
+    from wal3_core.compaction.receipt import Receipt as Receipt
     from wal3_core.compaction.reports import KeyCompactionPlan as KeyCompactionPlan
     from wal3_core.compaction.reports import KeyCompactionReport as KeyCompactionReport
     from wal3_core.compaction.reports import KeyInstallReport as KeyInstallReport
@@ -235,7 +237,6 @@ _HOMES = {
     "DropReason": "wal3_core.compaction.losses",
     "DueDocument": "wal3_core.log.collect.deleter",
     "Engine": "wal3_core.compaction.engine",
-    "Erased": "wal3_core.compaction.receipt",
     "Extension": "wal3_core.model.cursor",
     "FeedMessage": "wal3_core.views.feed.messages",
     "FeedReader": "wal3_core.views.feed.feed_reader",
@@ -255,13 +256,10 @@ _HOMES = {
     "HaltedError": "wal3_core.errors",
     "HeldWriter": "wal3_core.fleet.fleet",
     "InvalidRequestError": "wal3_core.errors",
-    "KeyCompactionPlan": "wal3_core.compaction.reports",
     "KeyCompactionRefusedError": "wal3_core.errors",
-    "KeyCompactionReport": "wal3_core.compaction.reports",
     "KeyCompactor": "wal3_core.compaction.compactor",
     "KeyCompactorOptions": "wal3_core.compaction.compaction_options",
     "KeyCount": "wal3_core.views.keyed.key_count",
-    "KeyInstallReport": "wal3_core.compaction.reports",
     "KeyRequiredError": "wal3_core.errors",
     "KeyedConsumer": "wal3_core.views.keyed.keyed_consumer",
     "KeyedLog": "wal3_core.views.keyed.keyed_log",
@@ -368,6 +366,8 @@ _HOMES = {
     "seal": "wal3_core.log.maintain.sealer",
     "undo_destroy": "wal3_core.log.maintain.destroyer",
     "update_copy": "wal3_core.log.maintain.copy_update",
+    **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
+    **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(
         ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
         "wal3_core.views.queue.operations",

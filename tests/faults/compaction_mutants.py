@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from tests.mutations import Mutation
+from tests.spec.test_43_keyed_logs import (
+    test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_keyed as keyed_no_longer,
+)
 from tests.spec.test_77_compaction_symptoms import (
     test_cursor_created_after_the_cursors_were_read_withdraws_the_pass as cursor_in_between,
 )
@@ -18,6 +21,14 @@ from tests.spec.test_77_compaction_symptoms import (
 from tests.spec.test_77_compaction_symptoms import (
     test_tombstone_stays_for_its_retention_after_the_first_pass as retention,
 )
+from tests.spec.test_77_key_compaction import (
+    test_tombstones_at_the_end_of_a_log_go_but_for_the_last_and_that_one_once_a_record_is_behind_it as at_the_end,
+)
+from tests.spec.test_85_damage_on_the_way import (
+    test_key_rollup_that_was_read_damaged_is_never_deleted as damaged_on_the_way,
+)
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
 
 INSTALLER = "wal3_core.compaction.installing:Installer."
 CURSORS = "wal3_core.storage.documents.cursor_store:CursorStore."
@@ -91,7 +102,30 @@ COMPACTION_MUTANTS = (
         "return self._known[token]",
         "return False",
     ),
+    Mutation(
+        "a tombstone that stays at the log's end is recorded as swept",
+        "wal3_core.compaction.selection:find_all",
+        "scope.limit if none else expired_below",
+        "scope.limit if none else scope.expired_below",
+    ),
+    Mutation(
+        "a key roll-up that was read damaged is deleted",
+        "wal3_core.storage.documents.key_rollup_store:KeyRollupStore._put",
+        "self._store.replace(path, data, wrong)",
+        "self._store.delete(path) or self._store.create(path, data)",
+    ),
+    Mutation(
+        "a writer refuses records without keys by whatever manifest it knows",
+        "wal3_core.log.write.resolver:AppendResolver._knows_keyed",
+        "self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S",
+        "entry is not None",
+    ),
 )
+
+
+def _store() -> MemoryStore:
+    return MemoryStore(shared_runtime())
+
 
 # Those that the worlds seldom find, each with the test that finds it at once.
 FOUND_BY_SYMPTOMS = {
@@ -100,4 +134,9 @@ FOUND_BY_SYMPTOMS = {
     "the policy is not read again after a pass is announced": earlier_policy,
     "a cursor does not withdraw an announced pass": cursor_in_between,
     "a pass goes by any announcement of its token": announced_again,
+    "a tombstone that stays at the log's end is recorded as swept": lambda: at_the_end(_store()),
+    "a key roll-up that was read damaged is deleted": lambda: damaged_on_the_way(_store(), 2, cut=True),
+    "a writer refuses records without keys by whatever manifest it knows": (
+        lambda: keyed_no_longer(_store(), ordered=False)
+    ),
 }

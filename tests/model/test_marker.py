@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.marker import Marker, fold
+from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.model.rollup import marker_from_json, marker_to_json
+from wal3_core.model.strict_json import U64_MAX, Fields
 
 _NAMES = st.sampled_from(["a", "orders", "tenant-0042/orders", "b/c/d"])
 _LIVES = st.sampled_from(["00000000", "89abcdef"])
@@ -97,7 +99,10 @@ def test_folded_marker_spans_all_that_its_markers_span(markers: list[Marker]) ->
         assert folded.limit == max(marker.limit for marker in own)
         assert folded.first_us == min(marker.first_us for marker in own)
         assert folded.reinsertions == max(marker.reinsertions for marker in own)
-        assert folded.num_records == sum(marker.num_records for marker in own)
+        new = OffsetRanges.of((each.start, each.limit.offset) for each in own if not each.reinsertions)
+        again = sum(each.num_records for each in own if each.reinsertions)
+        assert folded.num_records == again + sum(limit - start for start, limit in new.ranges)
+        assert marker_from_json(Fields(marker_to_json(folded), "a marker")) == folded
         again = folded.reinserted()
         assert again.num_records == min(folded.num_records, folded.limit.offset - folded.start)
         assert again.reinsertions == folded.reinsertions + 1

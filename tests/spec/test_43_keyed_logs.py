@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from tests.spec.keyed import clean_up, keyed_log, once
 from tests.spec.logs import bodies, manifest_of
-from tests.stores import FaultyStore, life_store
+from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import (
     Cleanup,
     Fleet,
@@ -27,6 +28,9 @@ from wal3_core import (
     migrate,
     update_copy,
 )
+from wal3_core.log.write.staged_install import install_staged
+from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
@@ -133,12 +137,13 @@ def test_record_without_a_key_is_refused_by_its_index_and_records_with_keys_are_
     keyed_log(store)
 
     with LogWriter.open(store, "a") as writer:
-        for append in (lambda: writer.append(b"no"), lambda: writer.submit(b"no")):
+        for append in (lambda: writer.append(b"no"), lambda: writer.submit(b"no").result(30)):
             with pytest.raises(InvalidRequestError, match=r"record 0 of 1: expected a key, found none"):
                 append()
-        for append_many in (writer.append_many, writer.submit_many):
+        many = [Message(b"1", b"k"), Message(None, b"k"), Message(b"no"), Message(b"no")]
+        for append in (lambda: writer.append_many(many), lambda: writer.submit_many(many).result(30)):
             with pytest.raises(KeyRequiredError, match=r"record 2 of 4: expected a key, found none"):
-                append_many([Message(b"1", b"k"), Message(None, b"k"), Message(b"no"), Message(b"no")])
+                append()
         # An empty key is a key.
         assert writer.append(b"1", key=b"").offset == 1
         assert writer.append(None, key=b"").offset == 2
@@ -186,7 +191,87 @@ def test_writer_learns_of_it_by_the_manifest_of_its_own_commit(memory_store: Mem
         clean_up(memory_store, Cleanup.COMPACT)
         writer.append(b"1", key=b"k")
         with pytest.raises(KeyRequiredError):
-            writer.submit(b"no")
+            writer.submit(b"no").result(30)
+
+
+class Hurried(ThreadRuntime):
+    """A process whose monotonic clock can be set ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_keyed(
+    store: ObjectStore, *, ordered: bool
+) -> None:
+    keyed_log(store)
+    runtime = Hurried()
+
+    with LogWriter.open(store, "a", runtime=runtime, ordered=ordered) as writer:
+        with pytest.raises(KeyRequiredError):
+            writer.append(b"no")
+        clean_up(store, Cleanup.COLLECT)
+        runtime.ahead_s = 1.0
+        writer.append(b"1")
+        clean_up(store, Cleanup.COMPACT)
+        # It knew of no reason to refuse this one.
+        with pytest.raises(KeyRequiredError):
+            writer.append(b"no")
+        if ordered:
+            writer.resume()
+        clean_up(store, Cleanup.COLLECT)
+        runtime.ahead_s = 2.0
+        futures = [writer.submit(b"2"), writer.submit(b"3", key=b"k"), writer.submit(b"4")]
+        assert [future.result(30).offset for future in futures] == [2, 3, 4]
+
+    assert bodies(store) == [b"1", b"2", b"3", b"4"]
+    runtime.close()
+
+
+def test_writer_that_refuses_records_looks_at_the_manifest_once_a_second(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+    counting, runtime = CountingStore(memory_store), Hurried()
+
+    with LogWriter.open(counting, "a", runtime=runtime) as writer:
+        began_s = runtime.monotonic_s()
+        for _ in range(5):
+            for _ in range(100):
+                with pytest.raises(KeyRequiredError):
+                    writer.append(b"no")
+            runtime.ahead_s += 1.0
+        # To open it is one, and the first refusal another one.
+        assert counting.requests == {"get": counting.requests["get"]}
+        assert 6 <= counting.requests["get"] <= 3 + runtime.monotonic_s() - began_s
+    runtime.close()
+
+
+def test_ordered_writer_goes_on_behind_a_record_that_it_looked_at_the_manifest_for(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+
+    with LogWriter.open(memory_store, "a", ordered=True) as writer:
+        futures = [writer.submit(b"1", key=b"k"), writer.submit(b"no"), writer.submit(b"2", key=b"k")]
+        failures = [type(future.exception(30)) for future in futures]
+        assert failures == [type(None), KeyRequiredError, type(None)]
+        resumed = writer.resume()
+
+    assert (resumed.appends, resumed.failure) == (2, None)
+    assert bodies(memory_store) == [b"1", b"2"]
+
+
+def test_stager_stages_records_without_keys_once_the_log_is_no_longer_keyed(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+    rows = pa.table([[None], [b"1"]], schema=MESSAGE_SCHEMA)
+    stager = Stager(memory_store, "a")
+    with pytest.raises(KeyRequiredError):
+        stager.stage(rows)
+
+    clean_up(memory_store, Cleanup.COLLECT)
+    install_staged(memory_store, "a", stager.stage(rows))
+
+    assert bodies(memory_store) == [b"1"]
 
 
 # ------------------------------------------------------------------ other logs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +25,12 @@ from wal3_core import (
 )
 from wal3_core.errors import UnmarkedError
 from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.fleet.rollup import RollUp
 from wal3_core.model.marker import Marker, life_of_log
 from wal3_core.options import RetryOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,6 +225,38 @@ def test_records_that_lose_their_place_are_marked_at_their_new_one(faulty: Fault
         gate.set()
         assert future.result(LIMIT_S).offset == 4
     assert (4, 5) in spans(faulty.inner, "a")
+
+
+def test_record_that_is_marked_again_at_its_place_counts_once(faulty: FaultyStore) -> None:
+    """A collection moved the fence, or two servers took turns: the fragment was uploaded and marked again."""
+
+    def once(act: Callable[[], object]) -> None:
+        def before(kind: str, path: str) -> None:
+            if (kind, path) == ("replace", "a/manifest/MANIFEST.json"):
+                faulty.before = lambda _kind, _path: None
+                act()
+
+        faulty.before = before
+
+    def move_fence() -> None:
+        manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
+        manifests.change(manifests.load(), lambda each: replace(each, fence=each.fence + 1))
+
+    with DirtyLog.open(faulty, "s") as dirty:
+        with LogWriter.open(faulty, "a", marks=dirty) as writer:
+            writer.append_many([b"1"] * 3)
+        with LogWriter.open(faulty.inner, "a") as other:
+            other.append_many([b"another lane's"] * 50)
+        with LogWriter.open(faulty, "a", marks=dirty) as writer:
+            once(move_fence)
+            writer.append_many([b"2"] * 4)
+            with LogWriter.open(faulty, "a", marks=dirty) as other:
+                once(lambda: other.append_many([b"3"] * 5))
+                writer.append_many([b"4"] * 5)
+
+    assert spans(faulty.inner, "a") == [(1, 4), (54, 58), (54, 58), (58, 63), (58, 63), (63, 68)]
+    [found] = RollUp(faulty.inner, "dirty/s").read().logs
+    assert found.num_records == 3 + 4 + 5 + 5
 
 
 def test_resumed_writer_has_its_undetermined_appends_marked(faulty: FaultyStore) -> None:

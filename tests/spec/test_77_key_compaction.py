@@ -14,6 +14,7 @@ from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, 
 from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader
+from wal3_core.compaction.choice import may_be_due
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.log.log_stores import LogStores
@@ -234,3 +235,74 @@ def test_cursor_of_a_process_that_may_not_write_the_manifest_waits_for_the_pass(
 
     assert denied.fired["denied"] == 1
     assert [offset for offset, _, _ in held(memory_store)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_tombstones_at_the_end_of_a_log_go_but_for_the_last_and_that_one_once_a_record_is_behind_it(
+    store: ObjectStore,
+) -> None:
+    clocked = ClockStore(store)
+    # Of the target's size: fragments behind it are not joined with it.
+    keyed_log(clocked, delete_retention_s=DAY_S, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
+    live = random.Random(1).randbytes(2 * COMPACTED_FRAGMENT_BYTES_MIN)
+    append(clocked, [(b"live", live)], *([(b"k%d" % number, b"1")] for number in range(9)))
+    append(clocked, *([(b"k%d" % number, None), (b"l%d" % number, None)] for number in range(9)))
+    compactor(clocked).compact()
+    clocked.pass_s(DAY_S + 1)
+
+    assert compactor(clocked).compact().num_expired == 17
+    assert [key for _, key, _ in held(clocked)] == [b"live", b"l8"]
+    clocked.pass_s(400 * DAY_S)
+    assert compactor(clocked).outline().due is None
+
+    append(clocked, [(b"new", b"1")])
+    done = compactor(clocked).compact()
+    assert (done.plan.due, done.num_expired) == ("tombstones have expired", 1)
+    assert [key for _, key, _ in held(clocked)] == [b"live", b"new"]
+
+
+def test_log_of_nothing_but_expired_tombstones_keeps_one_record(store: ObjectStore) -> None:
+    clocked = ClockStore(store)
+    keyed_log(clocked, delete_retention_s=0)
+    append(clocked, *([(b"k%d" % number, None)] for number in range(9)))
+    compactor(clocked).compact()
+    clocked.pass_s(1)
+
+    assert compactor(clocked).compact().num_expired == 8
+    assert [key for _, key, _ in held(clocked)] == [b"k8"]
+    assert compactor(clocked).outline().due is None
+    assert not may_be_due(manifest_of(clocked))
+    verified = compactor(clocked).verify()
+    assert verified is not None
+    assert verified.holds
+
+
+def test_no_pass_is_due_when_the_time_of_a_pass_is_over_that_left_no_tombstones(memory_store: MemoryStore) -> None:
+    """A log of a new record a day: each pass would be the cause of the next one."""
+    store = ClockStore(memory_store)
+    keyed_log(store, delete_retention_s=DAY_S, min_dirty_percent=100)
+    append(store, [(b"gone", b"1")], [(b"gone", None)], [(b"live", b"1")])
+    due = []
+    for number in range(9):
+        due.append(compactor(store).compact(force=number == 0).plan.due)
+        append(store, [(b"new%d" % number, b"1")])
+        store.pass_s(DAY_S + 1)
+
+    assert due == ["100 % of its bytes are dirty", "tombstones have expired", *[None] * 7]
+
+
+def test_forced_pass_drops_the_tombstones_that_are_recorded_as_swept(memory_store: MemoryStore) -> None:
+    """Earlier versions kept those at the end of a log, and recorded them so."""
+    store = ClockStore(memory_store)
+    keyed_log(store, delete_retention_s=DAY_S)
+    append(store, *([(b"k%d" % number, None)] for number in range(9)), [(b"live", b"1")])
+    compactor(store).compact()
+    manifests = LogStores(store, LOG, runtime=shared_runtime(), retry=QUICK, snapshots_loaded_max=9).manifests
+    end = manifest_of(store).next.position.offset
+    manifests.change(
+        manifests.load(), lambda each: replace(each, compaction=replace(each.compaction, swept=end)), rebases_max=1
+    )
+    store.pass_s(DAY_S + 1)
+    assert compactor(store).outline().due is None
+
+    assert compactor(store).compact(force=True).num_expired == 9
+    assert [key for _, key, _ in held(store)] == [b"live"]

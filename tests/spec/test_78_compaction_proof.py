@@ -13,14 +13,15 @@ import pytest
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import CountingStore, FaultyStore, life_store
-from wal3_core import LogReader
+from wal3_core import LogAt, LogReader, LogWriter, copy
+from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
-from wal3_core.model.paths import fragment_path, pass_path
+from wal3_core.model.paths import MANIFEST, fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
@@ -278,9 +279,80 @@ def test_receipts_of_later_passes_are_given_when_the_lists_of_earlier_ones_are_g
     later = compactor(store).compact(force=True).token
 
     assert [(each.offset, each.token) for each in compactor(store).erased(b"b")] == [(6, later)]
+
+
+def test_receipt_names_the_lists_that_are_gone_also_when_the_retention_was_taken_off_again(
+    memory_store: MemoryStore,
+) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=0))
+    for _ in range(3):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
     PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=None))
-    with pytest.raises(MissingError, match="unless the policy had a receipt_retention_s before, it was lost"):
-        list(compactor(store).erased(b"b"))
+    append(store, [(b"b", b"3")])
+    later = compactor(store).compact(force=True).token
+
+    for key, offsets in ((b"b", [6]), (b"a", []), (b"never seen", [])):
+        receipt = compactor(store).erased(key)
+        assert [(each.offset, each.token) for each in receipt] == [(offset, later) for offset in offsets]
+        assert [(each.number, each.num_dropped) for each in receipt.lists_gone] == [(1, 3)]
+        assert receipt.num_passes_unknown == 0
+
+
+def test_list_that_is_gone_before_what_it_names_is_deleted_was_lost(memory_store: MemoryStore) -> None:
+    compacted(memory_store)
+    objects = life_store(memory_store, LOG)
+    [path] = [meta.path for meta in objects.list_objects("compaction/") if "DROPPED" in meta.path]
+    objects.delete(path)
+
+    for key in (b"a", b"never seen"):
+        with pytest.raises(MissingError, match="not known to be deleted, found none: it was lost"):
+            compactor(memory_store).erased(key)
+
+
+def test_receipts_of_a_copy_begin_anew_and_say_so(memory_store: MemoryStore) -> None:
+    """A copy has no lists: what passes over its source dropped is not in it, and never was."""
+    compacted(memory_store)
+    copy(LogAt(memory_store, LOG), LogAt(memory_store, "b"))
+    copied = KeyCompactor(memory_store, "b", options=OPTIONS)
+
+    assert copied.verify() is None
+    receipt = copied.erased(b"b")
+    assert ([*receipt], receipt.lists_gone, receipt.num_passes_unknown) == ([], (), 1)
+
+    with LogWriter.open(memory_store, "b") as writer:
+        writer.append(b"3", key=b"b")
+    token = copied.compact(force=True).token
+    verified = copied.verify()
+    assert verified is not None
+    assert (verified.token, verified.holds) == (token, True)
+    receipt = copied.erased(b"b")
+    assert [(each.offset, each.token) for each in receipt] == [(6, token)]
+    assert receipt.num_passes_unknown == 1
+    assert compactor(memory_store).erased(b"b").num_passes_unknown == 0
+
+
+def test_receipts_go_by_the_passes_of_an_older_manifest_that_is_restored(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    older = memory_store.read(f"{LOG}/{MANIFEST}")
+    assert older is not None
+    append(store, [(b"d", b"2")])
+    lost = compactor(store).compact(force=True).token
+    assert [each.token for each in compactor(store).erased(b"d")] == [lost]
+
+    memory_store.delete(f"{LOG}/{MANIFEST}")
+    memory_store.create(f"{LOG}/{MANIFEST}", older)
+
+    receipt = compactor(store).erased(b"d")
+    assert ([*receipt], receipt.num_passes_unknown) == ([], 0)
+    # What the lost pass wrote holds the record, too, until it is collected as an orphan.
+    assert all(each.stored for each in compactor(store).erased(b"b"))
+    verified = compactor(store).verify()
+    assert verified is not None
+    assert verified.holds
 
 
 def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still_holds(

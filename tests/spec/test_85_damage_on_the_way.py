@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.stores import CountingStore, FaultyStore
-from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
+from tests.spec.collecting import LOG, leaves, plant
+from tests.spec.test_54_key_rollups import roll_keys_up
+from tests.stores import CountingStore, FaultyStore, life_store
+from wal3_core import (
+    CorruptError,
+    CursorStore,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    WriterOptions,
+    copy,
+    repair_log,
+)
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.options import RetryOptions, SnapshotOptions
@@ -24,18 +36,21 @@ OPTIONS = WriterOptions(retry=QUICK)
 
 @dataclass
 class GarblingStore(FaultyStore):
-    """Flips a bit in the next ``times`` answers whose path contains ``part``."""
+    """Flips a bit in the next ``times`` answers whose path contains ``part``, or cuts these short."""
 
     part: str = ""
     times: int = 0
+    cut: bool = False
 
-    def garble(self, part: str, times: int = 1) -> None:
-        self.part, self.times = part, times
+    def garble(self, part: str, times: int = 1, *, cut: bool = False) -> None:
+        self.part, self.times, self.cut = part, times, cut
 
     def _garbled(self, path: str, data: bytes) -> bytes:
         if self.times == 0 or self.part not in path:
             return data
         self.times -= 1
+        if self.cut:
+            return data[: len(data) // 2]
         return bytes([*data[:-2], data[-2] ^ 1, data[-1]])
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
@@ -172,3 +187,43 @@ def test_staged_fragment_damaged_in_transit_is_read_again_once(garbling: Garblin
         with pytest.raises(CorruptError, match="staged fragment"):
             install_staged(garbling, "a", staged, once=once, options=OPTIONS)
         assert bodies(garbling) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryStore, times: int, *, cut: bool) -> None:
+    plant(memory_store, cursor=1)
+    garbling = GarblingStore(memory_store)
+    paths = roll_keys_up(memory_store)
+    before = {path: life_store(memory_store, LOG).read(path) for path in paths}
+    sent: list[str] = []
+    garbling.before = lambda kind, path: sent.append(kind) if "/keys/" in path else None
+    garbling.garble("/keys/", times, cut=cut)
+
+    roll_keys_up(garbling)
+
+    assert garbling.times == 0
+    assert "delete" not in sent
+    # Once is not enough for a new version of it.
+    assert ("replace" in sent) == (times > 1)
+    assert {path: life_store(memory_store, LOG).read(path) for path in paths} == before
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_repair_replaces_nothing_on_the_word_of_one_read(memory_store: MemoryStore, *, cut: bool) -> None:
+    plant(memory_store, cursor=1)
+    copy(LogAt(memory_store, LOG), LogAt(memory_store, "b"))
+    garbling = GarblingStore(memory_store)
+    pointer = LogReader.open(memory_store, LOG).scan()[0]
+    snapshot = leaves(memory_store)[0]
+    sent: list[str] = []
+    garbling.before = lambda kind, path: sent.append(kind) if path.startswith(f"{LOG}/") else None
+
+    for path in (pointer.path, snapshot.path):
+        # The reader reads it twice, and the repair again before it writes.
+        garbling.garble(f"{LOG}/Life={LogReader.open(memory_store, LOG).manifest().log_id}/{path}", times=3, cut=cut)
+        report = repair_log(LogAt(garbling, LOG), LogAt(memory_store, "b"))
+
+        assert garbling.times == 0
+        assert (report.complete, report.repaired) == (True, (path,))
+        assert not {"create", "replace", "delete"} & {*sent}

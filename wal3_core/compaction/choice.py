@@ -53,4 +53,10 @@ def may_be_due(manifest: Manifest) -> bool:
     """
     compaction = manifest.compaction
     dirty = manifest.next.position.offset > max(compaction.clean_limit, manifest.first.position.offset)
-    return manifest.keyed and (dirty or compaction.clean_limit > compaction.swept)
+    return manifest.keyed and (dirty or (compaction.clean_limit > compaction.swept and not _is_swept(manifest)))
+
+
+def _is_swept(manifest: Manifest) -> bool:
+    """Whether only the last record is left to sweep, which stays as long as nothing is behind it."""
+    last = manifest.pointers[-1] if manifest.pointers else None
+    return last is not None and last.num_records == 1 and last.start.offset <= manifest.compaction.swept

@@ -17,11 +17,11 @@ from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
 from wal3_core.compaction.installing import Done, Installer
 from wal3_core.compaction.merge import Merging
 from wal3_core.compaction.outline import outline
-from wal3_core.compaction.receipt import Erased, erased_records
+from wal3_core.compaction.receipt import Receipt, receipt_of
 from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyInstallReport
 from wal3_core.compaction.rolling import KeyRollups
 from wal3_core.compaction.scope import Scope, check_has_passes, read_scope
-from wal3_core.compaction.selection import select_rows
+from wal3_core.compaction.selection import Found, find_all, select_rows
 from wal3_core.compaction.verifying import Verification, verify_pass
 from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
 from wal3_core.log.collect.collector import Collector
@@ -40,7 +40,7 @@ from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wal3_core.compaction.merge import Merged
     from wal3_core.model.policy import Policy
@@ -60,7 +60,7 @@ class _Prepared:
     scope: Scope
     policy: Policy
     groups: tuple[Group, ...]
-    losses: Any
+    found: Found[Any] | None
     rollups: KeyRollups
     partial: bool = False
     skips: bool = False
@@ -145,27 +145,26 @@ class KeyCompactor:
             plan = replace(plan, due="it is forced")
         if plan.due is None:
             return _Prepared(plan, scope, policy, (), None, rollups)
-        scope = scope.with_leaves(self._stores.snapshots.load)
+        # A forced pass looks for what an earlier version recorded as swept, too.
+        scope = replace(scope.with_leaves(self._stores.snapshots.load), sweeps=scope.sweeps or force)
         selected = select_rows(scope, policy, work, rollups)
-        losses = work.losses(selected.rows, expired_below=scope.expired_below)
-        counts = work.counts(losses)
+        found = find_all(scope, selected, work, rollups.columns)
         target = policy.compaction_limits.compacted_fragment_bytes
-        every = tuple(group(scope.fragments, counts, bytes_target=target, arranged_limit=scope.arranged_limit))
+        every = tuple(group(scope.fragments, found.counts, bytes_target=target, arranged_limit=scope.arranged_limit))
         groups = tuple(that_fit(every))
         members = [member for each in groups for member in each.members]
         plan = replace(
             plan,
             num_fragments=sum(len(leaf.fragments) for leaf in scope.leaves),
             num_read=selected.num_read,
-            # Tombstones with nothing behind them are in no group, and stay.
             num_superseded=sum(part.lost.superseded for each in groups for part in each.parts),
             num_expired=sum(part.lost.expired for each in groups for part in each.parts),
             num_groups=len(groups),
             num_rewritten=len(members),
             bytes_rewritten=sum(member.num_bytes for member in members),
         )
-        skips = leaves_out(groups, counts)
-        return _Prepared(plan, scope, policy, groups, losses, rollups, partial=len(groups) < len(every), skips=skips)
+        skips = leaves_out(groups, found.counts)
+        return _Prepared(plan, scope, policy, groups, found, rollups, partial=len(groups) < len(every), skips=skips)
 
     # ------------------------------------------------------------------ pass
 
@@ -250,7 +249,8 @@ class KeyCompactor:
                 return _Pass(KeyCompactionReport(plan=prepared.plan, proof=Proof()), prepared.rollups)
             token = self._runtime.token()
             merging = Merging(token=token, write=write, arrange=prepared.policy.arrange_by_key)
-            groups = work.merge(prepared.groups, prepared.losses, merging)
+            assert prepared.found is not None
+            groups = work.merge(prepared.groups, prepared.found.losses, merging)
             merged = _watched(groups, len(prepared.groups), progress)
         report = replace(_report(prepared, merged), retried=work.retried)
         if not write:
@@ -305,9 +305,9 @@ class KeyCompactor:
         return self._passes.load(token)
 
     @checked(key=record_bytes)
-    def erased(self, key: bytes) -> Iterator[Erased]:
-        """Go through the dropped records of a key that lists are still kept of, and what became of their objects."""
-        return erased_records(self._stores.objects, self._passes, self._stores.policies.load(), key)
+    def erased(self, key: bytes) -> Receipt:
+        """Say which records of a key were dropped, as far as is known, and what became of their objects."""
+        return receipt_of(self._stores.objects, self._passes, self._stores.manifests.load().manifest.compaction, key)
 
     def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
         """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""
@@ -366,7 +366,8 @@ def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionRepor
 
 
 def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompactionReport, token: str) -> PassRecord:
-    scope = prepared.scope
+    scope, found = prepared.scope, prepared.found
+    assert found is not None
     return PassRecord(
         log_id=scope.manifest.log_id,
         number=scope.manifest.compaction.passes + 1,
@@ -376,7 +377,7 @@ def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompaction
         first=scope.manifest.first.position.offset,
         limit=scope.limit,
         clean_limit=scope.clean_limit,
-        expired_below=scope.expired_below,
+        expired_below=found.swept,
         num_superseded=report.num_superseded,
         num_expired=report.num_expired,
         fence=scope.manifest.fence,

@@ -82,7 +82,7 @@ def an_engine(value: object, name: str) -> Engine:
 
 
 class LocalEngine:
-    """Does it in this process: for logs whose keys fit into memory, some 100 bytes each."""
+    """Does it in this process: for logs whose keys fit into memory, 200 bytes and more a record."""
 
     @contextmanager
     def open(self, stores: LogStores, options: KeyCompactorOptions) -> Iterator[LocalWork]:

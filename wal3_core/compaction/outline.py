@@ -31,7 +31,7 @@ def outline(log: str, scope: Scope, policy: Policy) -> KeyCompactionPlan:
         held_records=extent.held_records,
         overdue_s=_over_s(extent.dirty_us, scope.now_us, limits.max_compaction_lag_s),
         held_back_s=_over_s(extent.after_us, scope.now_us, limits.max_compaction_lag_s),
-        expired=policy.compacts and scope.expired_below > scope.manifest.compaction.swept,
+        expired=scope.sweeps,
     )
     return replace(plan, due=_due(plan, limits.min_dirty_percent, drops=policy.compacts))
 

@@ -24,8 +24,8 @@ from wal3_core.storage.object_store import object_url
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
+    from wal3_core.model.compacting import Compaction
     from wal3_core.model.pass_record import PassRecord
-    from wal3_core.model.policy import Policy
     from wal3_core.model.splice import Replacement
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.pass_store import PassStore
@@ -64,31 +64,80 @@ class Erased:
         }
 
 
-def erased_records(objects: ObjectStore, passes: PassStore, policy: Policy, key: bytes) -> Iterator[Erased]:
-    """Go through the records of a key that passes dropped, newest pass first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGone:
+    """What a pass dropped ``num_dropped`` records by, and is no longer kept: which keys they had is not known any more.
 
-    If the policy has a ``receipt_retention_s``, a list that is gone is left out once the files of its records are
-    deleted; MissingError for any other. Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
+    A ``receipt_retention_s`` that the policy has, or had before, deleted the lists; or they were lost.
     """
-    digest, found = key_digest(key), list[Erased]()
-    lists_go = policy.receipt_retention_s is not None
+
+    token: str
+    number: int
+    planned_us: int
+    num_dropped: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "pass": self.token,
+            "number": self.number,
+            "planned_us": self.planned_us,
+            "dropped": self.num_dropped,
+            "list": "gone",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The records of a key that passes dropped, newest pass first, as far as is known: iterate over it for them alone.
+
+    Of the passes in ``lists_gone`` only the number of all dropped records is known. Of the oldest passes,
+    ``num_passes_unknown`` of them, this log has nothing: they went over the log of which it is a copy.
+    """
+
+    records: tuple[Erased, ...]
+    lists_gone: tuple[ListGone, ...] = ()
+    num_passes_unknown: int = 0
+
+    def __iter__(self) -> Iterator[Erased]:
+        """Go through the dropped records."""
+        return iter(self.records)
+
+
+def receipt_of(objects: ObjectStore, passes: PassStore, compaction: Compaction, key: bytes) -> Receipt:
+    """Say which records of a key the passes of a log dropped, and what became of the objects that held them.
+
+    A list that is gone although the files of its records are not known to be deleted was lost: MissingError. Two keys
+    whose SHA-256 begin with the same 16 bytes would be taken for one.
+    """
+    digest, found, gone = key_digest(key), list[Erased](), list[ListGone]()
     # The objects that held them, and which they are: an earlier pass may have made the object of others.
     made = dict[str, list[int]]()
     installed = set[str]()
-    for record in passes.newest_first():
+    num_unknown = compaction.passes
+    for record in passes.back_from(compaction.token):
         installed.add(record.token)
+        num_unknown, num_gone = record.number - 1, 0
         for replacement in record.replacements:
             for at in made.pop(replacement.pointer.path, ()):
                 earlier = next(each for each in replacement.members if found[at].offset < each.limit.offset)
                 found[at] = _held_by(found[at], earlier.path, objects, passes, record.token)
                 made.setdefault(earlier.path, []).append(at)
-            for erased in _dropped(objects, passes, record, replacement, digest, lists_go=lists_go):
+            dropped = _dropped(objects, passes, record, replacement, digest)
+            num_gone += _num_dropped(replacement) if dropped is None else 0
+            for erased in dropped or ():
                 made.setdefault(erased.path, []).append(len(found))
                 found.append(erased)
+        if num_gone:
+            token, number, planned_us = record.token, record.number, record.timestamp_us
+            gone.append(ListGone(token=token, number=number, planned_us=planned_us, num_dropped=num_gone))
     strays = list(_strays(objects, passes, installed)) if found else []
-    for erased in found:
-        held = any(first <= erased.offset < limit for first, limit in strays)
-        yield replace(erased, stored=True, deleted_us=None) if held else erased
+    held = [any(first <= erased.offset < limit for first, limit in strays) for erased in found]
+    records = (
+        replace(erased, stored=True, deleted_us=None) if stray else erased
+        for erased, stray in zip(found, held, strict=True)
+    )
+    return Receipt(records=tuple(records), lists_gone=tuple(gone), num_passes_unknown=num_unknown)
 
 
 def _strays(objects: ObjectStore, passes: PassStore, installed: Container[str]) -> Iterator[tuple[int, int]]:
@@ -121,39 +170,46 @@ def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore,
     return replace(erased, stored=stored, deleted_us=max(known) if len(known) == len(times) else None)
 
 
+def _num_dropped(replacement: Replacement) -> int:
+    return sum(member.num_records for member in replacement.members) - replacement.pointer.num_records
+
+
 def _dropped(
-    objects: ObjectStore,
-    passes: PassStore,
-    record: PassRecord,
-    replacement: Replacement,
-    digest: bytes,
-    *,
-    lists_go: bool,
-) -> Iterator[Erased]:
-    if replacement.pointer.num_records == sum(member.num_records for member in replacement.members):
-        return
+    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, digest: bytes
+) -> list[Erased] | None:
+    """Return the dropped records of a key that one list names; None if the list is gone."""
+    if not _num_dropped(replacement):
+        return []
     path = dropped_path(record.token, replacement.pointer.seq_no)
     what = object_url(objects, path)
     data = objects.read(path, length=BYTES_MAX)
     if data is None:
-        if lists_go and passes.deleted_us(record.token) is not None:
-            return
+        if passes.deleted_us(record.token) is not None:
+            return None
         message = (
-            f"{what}: expected the list of what pass {record.token} dropped, found none: unless the policy had a"
-            f" receipt_retention_s before, it was lost"
+            f"{what}: expected the list of what pass {record.token} dropped, as what it replaced is not known to be"
+            f" deleted, found none: it was lost"
         )
         raise MissingError(message, path=path)
     rows = dropped_from_bytes(data, what)
-    for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist():
-        held = next(member for member in replacement.members if member.seq_no == row["seq_no"])
-        stored = objects.head(held.path) is not None
-        yield Erased(
-            offset=row["offset"],
-            reason=DropReason(row["reason"]),
-            token=record.token,
-            number=record.number,
-            planned_us=record.timestamp_us,
-            path=held.path,
-            stored=stored,
-            deleted_us=None if stored else passes.deleted_us(record.token),
-        )
+    return [
+        _erased(objects, passes, record, replacement, row)
+        for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist()
+    ]
+
+
+def _erased(
+    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, row: dict[str, int]
+) -> Erased:
+    held = next(member for member in replacement.members if member.seq_no == row["seq_no"])
+    stored = objects.head(held.path) is not None
+    return Erased(
+        offset=row["offset"],
+        reason=DropReason(row["reason"]),
+        token=record.token,
+        number=record.number,
+        planned_us=record.timestamp_us,
+        path=held.path,
+        stored=stored,
+        deleted_us=None if stored else passes.deleted_us(record.token),
+    )

@@ -38,7 +38,7 @@ class KeyRollups:
         reading = ReaderOptions(fragment_expanded_bytes_max=options.fragment_expanded_bytes_max)
         # After the merges, so that a pace of its own does not add to theirs.
         objects = paced(stores.objects, options.bytes_per_s_max, stores.runtime)
-        self._columns = KeyColumns(objects, reading)
+        self.columns = KeyColumns(objects, reading)
         # Of snapshots of depth 1 as the pass found them: they cover different fragments.
         self._known: dict[str, tuple[SnapshotPointer, KeyRollup]] = {}
 
@@ -74,7 +74,7 @@ class KeyRollups:
             if before.first_seq_no <= leaf.last_seq_no and leaf.first_seq_no <= before.last_seq_no
         ]
         snapshot = self._stores.snapshots.load(leaf)
-        rollup = build_key_rollup(snapshot, self._columns, runtime=self._stores.runtime, known=known)
+        rollup = build_key_rollup(snapshot, self.columns, runtime=self._stores.runtime, known=known)
         self._stores.key_rollups.write(leaf, rollup)
 
     def _leaves(self, pointers: Sequence[Pointer], limit: int) -> Iterator[SnapshotPointer]:

@@ -74,8 +74,9 @@ class Scope:
 
     From ``clean_limit`` on no pass has looked at them: below it each key has one record, or, of a log whose passes drop
     nothing, all is arranged by key. Below ``arranged_limit`` all is, None if passes do not arrange. Tombstones below
-    ``expired_below`` have been clean for the delete retention by the store's time ``now_us``. ``bound`` says what keeps
-    the records from ``limit`` on, which is below the offset ``bound_offset``. ``leaves`` are read by ``with_leaves``.
+    ``expired_below`` have been clean for the delete retention by the store's time ``now_us``; ``sweeps``: some of them
+    may still be there. ``bound`` says what keeps the records from ``limit`` on, which is below the offset
+    ``bound_offset``. ``leaves`` are read by ``with_leaves``.
     """
 
     manifest: Manifest
@@ -84,6 +85,7 @@ class Scope:
     arranged_limit: int | None
     extent: Extent
     expired_below: int
+    sweeps: bool
     bound: str
     bound_offset: int
     leaves: tuple[Leaf, ...] = ()
@@ -143,10 +145,12 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
     bounds |= _most(manifest, clean_limit, load)
     bound, offset = min(bounds.items(), key=lambda item: (item[1], item[0]))
     extent = _measure(manifest, offset, clean_limit, load)
-    expired_below = 0
+    expired_below, swept = 0, manifest.compaction.swept
     if policy.compacts and manifest.follows is None:
         # A successor keeps its tombstones: the logs before it may hold older records of their keys.
         expired_below = min(extent.limit, manifest.compaction.expired_below(now_us, limits.delete_retention_s))
+    if expired_below > swept and _is_last(manifest, swept, extent.limit, load):
+        expired_below = swept
     return Scope(
         manifest=manifest,
         now_us=now_us,
@@ -154,6 +158,7 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
         arranged_limit=manifest.compaction.arranged if policy.arrange_by_key else None,
         extent=extent,
         expired_below=expired_below,
+        sweeps=expired_below > swept,
         bound=f"{bound} is at offset {offset}",
         bound_offset=offset,
     )
@@ -166,6 +171,12 @@ def _measure(manifest: Manifest, offset: int, clean_limit: int, load: Callable[[
         extent = extent.with_pointer(pointer, dirty=pointer.limit.offset > clean_limit)
     after = next(select(manifest.pointers, extent.limit, UNLIMITED, load), None)
     return extent if after is None else replace(extent, after_us=after.start.timestamp_us)
+
+
+def _is_last(manifest: Manifest, swept: int, limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> bool:
+    """Whether one record lies at or above ``swept``: it has to stay, as nothing behind it takes its fragment in."""
+    found = next(select(manifest.pointers, max(swept, 1), UNLIMITED, load), None)
+    return found is not None and found.num_records == 1 and found.limit.offset >= limit
 
 
 def _below(

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Generic
 import numpy as np
 
 from wal3_core.compaction.engine import Losses, Rows, Work
+from wal3_core.compaction.losses import NO_LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from wal3_core.compaction.engine import Hashes
+    from wal3_core.compaction.losses import LossCount
     from wal3_core.compaction.rolling import KeyRollups
     from wal3_core.compaction.scope import Leaf, Scope
+    from wal3_core.log.read.key_columns import KeyColumns
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.key_rollup import KeyRollup
     from wal3_core.model.policy import Policy
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selected(Generic[Rows]):
-    """The rows that were read, and of how many fragments."""
+    """The rows that were read, and of how many fragments; whether one of the dirty ones may hold a tombstone."""
 
     rows: tuple[Rows, ...]
     num_read: int
+    has_tombstones: bool = True
 
 
 def select_rows(scope: Scope, policy: Policy, work: Work[Rows, Losses], rollups: KeyRollups) -> Selected[Rows]:
@@ -35,6 +39,31 @@ def select_rows(scope: Scope, policy: Policy, work: Work[Rows, Losses], rollups:
         return Selection(scope, work, rollups).select()
     rollups.load_beside_dirty(scope)
     return Selected((), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Losses]):
+    """The records to drop, how many of each fragment, and below which offset no expired tombstone is left then."""
+
+    losses: Losses
+    counts: Mapping[FragmentSeqNo, LossCount]
+    swept: int
+
+
+def find_all(scope: Scope, selected: Selected[Rows], work: Work[Rows, Losses], columns: KeyColumns) -> Found[Losses]:
+    """Find the records to drop. If the last fragment would lose all, its last record stays: nothing can take it in."""
+    expired_below = scope.expired_below
+    losses = work.losses(selected.rows, expired_below=expired_below)
+    counts = work.counts(losses)
+    last = next(reversed([*scope.fragments]), None)
+    if last is not None and counts.get(last.seq_no, NO_LOSS).total == last.num_records:
+        # The newest record of all: it is a tombstone.
+        expired_below = columns.read(last)["offset"][-1].as_py()
+        losses = work.losses(selected.rows, expired_below=expired_below)
+        counts = work.counts(losses)
+    # Without a tombstone there is nothing to sweep when the time of this pass's mark is over.
+    none = not selected.has_tombstones and max(expired_below, scope.manifest.compaction.swept) >= scope.clean_limit
+    return Found(losses, counts, scope.limit if none else expired_below)
 
 
 class Selection(Generic[Rows, Losses]):
@@ -53,17 +82,17 @@ class Selection(Generic[Rows, Losses]):
         scope = self._scope
         dirty = [pointer for pointer in scope.fragments if scope.is_dirty(pointer)]
         found = self._add(dirty)
-        sweeping = scope.expired_below > scope.manifest.compaction.swept
+        tombstones = found is not None and bool(len(self._work.hashes(found, tombstones_below=scope.limit)))
         if len(dirty) == sum(len(leaf.fragments) for leaf in scope.leaves):
-            return Selected(tuple(self._rows), len(self._read))
+            return Selected(tuple(self._rows), len(self._read), tombstones)
         self._rollups = self._load_rollups()
         none = np.zeros(0, dtype=np.uint64)
-        touched = self._add(self._clean(none if found is None else self._work.hashes(found), tombstones=sweeping))
+        touched = self._add(self._clean(none if found is None else self._work.hashes(found), tombstones=scope.sweeps))
         # Of each tombstone that can be dropped, every record of its key: none may be older.
         for rows in (found, touched) if scope.expired_below else ():
             if rows is not None:
                 self._add(self._clean(self._work.hashes(rows, tombstones_below=scope.expired_below)))
-        return Selected(tuple(self._rows), len(self._read))
+        return Selected(tuple(self._rows), len(self._read), tombstones)
 
     def _load_rollups(self) -> list[tuple[Leaf, KeyRollup | None]]:
         leaves = [leaf for leaf in self._scope.leaves if not all(map(self._scope.is_dirty, leaf.fragments))]

@@ -9,9 +9,11 @@ bytes beside the name. Source: docs/protocol.md, "Dirty logs".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
@@ -36,6 +38,7 @@ class Marker:
     ``life`` is the first eight hex digits of the log's id. ``first_us`` is when the oldest of these records were
     marked first, by the time of their log; ``reinsertions`` counts how often they were marked again since. ``limit``
     may lie behind the log's end: a marker is written beside its fragment, which may be committed later, or never.
+    Of a folded marker, ``ranges`` are the offsets that were marked for the first time; they are not encoded.
     """
 
     log: str
@@ -45,6 +48,7 @@ class Marker:
     num_records: int
     first_us: int
     reinsertions: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of_fragment(cls, log: str, log_id: LogId, start: LogPosition, num_records: int) -> Marker:
@@ -100,27 +104,60 @@ class Marker:
             reinsertions=reinsertions,
         )
 
-    def merged(self, other: Marker) -> Marker:
-        """Return one marker for both, of the same life of a log: in any order, the same."""
-        return replace(
-            self,
-            start=min(self.start, other.start),
-            limit=max(self.limit, other.limit),
-            num_records=self.num_records + other.num_records,
-            first_us=min(self.first_us, other.first_us),
-            reinsertions=max(self.reinsertions, other.reinsertions),
-        )
+    @property
+    def new_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The offsets that are known to be marked for the first time: of a marker that is not folded, all or none."""
+        is_new = not self.reinsertions and self.num_records == self.limit.offset - self.start
+        return self.ranges or (((self.start, self.limit.offset),) if is_new else ())
 
     def reinserted(self) -> Marker:
         """Return the marker that keeps these records marked."""
         # A reinsertion may have been repeated, and counted twice: there cannot be more records than offsets.
         num_records = min(self.num_records, self.limit.offset - self.start)
-        return replace(self, num_records=num_records, reinsertions=self.reinsertions + 1)
+        return replace(self, num_records=num_records, reinsertions=self.reinsertions + 1, ranges=())
 
 
 def life_of_log(log_id: LogId) -> str:
     """Return what a marker keeps of a log's id."""
     return log_id[: 2 * LIFE_BYTES]
+
+
+class _Folding:
+    """Markers of one life of a log that are being merged."""
+
+    def __init__(self, first: Marker) -> None:
+        self._merged = first
+        self._num_again = 0
+        self._ranges: list[tuple[int, int]] = []
+        self.count = 0
+
+    def add(self, marker: Marker) -> None:
+        self.count += 1
+        known, ranges = self._merged, self._ranges
+        self._merged = replace(
+            known,
+            start=min(known.start, marker.start),
+            limit=max(known.limit, marker.limit),
+            first_us=min(known.first_us, marker.first_us),
+            reinsertions=max(known.reinsertions, marker.reinsertions),
+        )
+        self._num_again += marker.num_records
+        for start, limit in marker.new_ranges:
+            self._num_again -= limit - start
+            if ranges and ranges[-1][0] <= start <= ranges[-1][1]:
+                # Most come in the order of the log.
+                ranges[-1] = ranges[-1][0], max(ranges[-1][1], limit)
+            else:
+                ranges.append((start, limit))
+
+    def merged(self) -> Marker:
+        """Return one marker for all of them: in any order, the same."""
+        if self.count == 1:
+            return self._merged
+        # A fragment that is uploaded again at its place is marked again, and its records are there once.
+        united = OffsetRanges.of(self._ranges).ranges
+        num_new = sum(limit - start for start, limit in united)
+        return replace(self._merged, num_records=self._num_again + num_new, ranges=united)
 
 
 def fold(
@@ -130,12 +167,14 @@ def fold(
 
     Associative and commutative up to that order, so parts of a dirty log can be folded apart, and their results again.
     """
-    folded = dict(into or {})
-    for marker in markers:
+    folding: dict[tuple[str, str], _Folding] = {}
+    for marker in chain((into or {}).values(), markers):
         key = (marker.log, marker.life)
-        known = folded.get(key)
-        folded[key] = marker if known is None else known.merged(marker)
-    return folded
+        known = folding.get(key)
+        if known is None:
+            known = folding[key] = _Folding(marker)
+        known.add(marker)
+    return {key: each.merged() for key, each in folding.items()}
 
 
 def _varint(number: int) -> bytes:

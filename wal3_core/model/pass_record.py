@@ -65,7 +65,7 @@ class Proof:
 class PassRecord:
     """What a pass did below the offset ``limit``: its ``number`` and ``token``, and those of the pass before it.
 
-    Below ``clean_limit`` each key had one record before. Tombstones below ``expired_below`` were dropped.
+    Below ``clean_limit`` each key had one record before. Below ``expired_below`` it left no expired tombstone.
     ``timestamp_us`` is the store's time at which it was planned. ``replacements`` are in log order.
 
     ``fence`` is that of the manifest when the uploads began, ``policy`` the digest of the policy that it was planned

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.marker import Marker, life_of_log
+from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
 
@@ -211,6 +212,7 @@ def since(marker: Marker, offset: int) -> Marker | None:
 
 def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) -> MarkedLog:
     """Decide about one folded marker by its log, which was looked up after the marker was read."""
+    marker = replace(marker, ranges=())
     if looked.error is not None:
         return MarkedLog(marker=marker, decision=Decision.UNREADABLE, reason=looked.error)
     if life_of_log(LogId(looked.log_id)) != marker.life:
@@ -295,6 +297,9 @@ def stored_bytes_from(manifest: Manifest, offset: int) -> int:
 
 def marker_to_json(marker: Marker) -> JsonObject:
     """Return a marker as a JSON object."""
+    # Of more than can be read, what was marked twice counts twice.
+    few = 0 < len(marker.ranges) <= RANGES_MAX
+    ranges: JsonObject = {"ranges": OffsetRanges(marker.ranges).to_text(0)} if few else {}
     return {
         "log": marker.log,
         "life": marker.life,
@@ -303,6 +308,7 @@ def marker_to_json(marker: Marker) -> JsonObject:
         "num_records": marker.num_records,
         "first_us": marker.first_us,
         "reinsertions": marker.reinsertions,
+        **ranges,
     }
 
 
@@ -317,5 +323,8 @@ def marker_from_json(fields: Fields) -> Marker:
         first_us=fields.integer("first_us"),
         reinsertions=fields.integer("reinsertions"),
     )
+    if fields.has("ranges"):
+        ranges = OffsetRanges.from_text(fields.string("ranges"), 0, f"{fields.what}: ranges")
+        marker = replace(marker, ranges=ranges.ranges)
     fields.finish()
     return marker

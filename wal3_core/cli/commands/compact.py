@@ -16,7 +16,7 @@ from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
 
 if TYPE_CHECKING:
-    from wal3_core.compaction.receipt import Erased
+    from wal3_core.compaction.receipt import Erased, Receipt
     from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
     from wal3_core.compaction.verifying import Verification
 
@@ -70,7 +70,7 @@ def compact(  # noqa: PLR0913, PLR0917 - a command's parameters are its argument
         if found is not None and not found.holds:
             context.exit(EXIT_UNSOUND)
     elif receipt is not None:
-        _show_receipt(log, list(compactor.erased(os.fsencode(receipt))), as_json=as_json)
+        _show_receipt(log, compactor.erased(os.fsencode(receipt)), as_json=as_json)
     else:
         with progress(f"compact {log}", None) as advance:
             done = compactor.compact(limit_offset=to_offset, force=force, dry_run=dry_run, progress=advance)
@@ -121,7 +121,7 @@ def _show_verified(log: str, found: Verification | None, *, as_json: bool) -> No
         print_json({"log": log, "token": None, "holds": True, "findings": []} if found is None else found.to_json())
         return
     if found is None:
-        click.echo(f"{log}: no pass is recorded, so none was made, or this is a copy of a log that was compacted")
+        click.echo(f"{log}: no pass is recorded: none was made, or only over the log of which this is a copy")
         return
     gone = f"; {counted(found.num_gone, 'new fragment')} not compared, as files are gone" if found.num_gone else ""
     held = "holds" if found.holds else "DOES NOT HOLD"
@@ -132,16 +132,26 @@ def _show_verified(log: str, found: Verification | None, *, as_json: bool) -> No
         click.echo(f"  {finding}")
 
 
-def _show_receipt(log: str, erased: list[Erased], *, as_json: bool) -> None:
+def _show_receipt(log: str, receipt: Receipt, *, as_json: bool) -> None:
     if as_json:
-        for each in erased:
+        for each in (*receipt.records, *receipt.lists_gone):
             print_json(each.to_json())
+        if receipt.num_passes_unknown:
+            print_json({"passes": receipt.num_passes_unknown, "list": "elsewhere"})
         return
-    if not erased:
-        click.echo(f"{log}: no recorded pass has dropped a record of this key")
-        return
-    rows = [(count(e.offset), e.reason.name.lower(), e.token, time(e.planned_us), _fate(e)) for e in erased]
-    show_table(_RECEIPT_COLUMNS, rows, numbers=_RECEIPT_COLUMNS[:1])
+    rows = [(count(e.offset), e.reason.name.lower(), e.token, time(e.planned_us), _fate(e)) for e in receipt.records]
+    if rows:
+        show_table(_RECEIPT_COLUMNS, rows, numbers=_RECEIPT_COLUMNS[:1])
+    else:
+        click.echo(f"{log}: no recorded pass has dropped a record of this key, as far as their lists are kept")
+    for gone in receipt.lists_gone:
+        click.echo(
+            f"not known: which keys had {counted(gone.num_dropped, 'record')} that pass {gone.token} dropped: its list"
+            f" is gone, by a receipt retention that the policy has or had"
+        )
+    if receipt.num_passes_unknown:
+        last = count(receipt.num_passes_unknown)
+        click.echo(f"not known: what passes 1 to {last} dropped: {log} is a copy made later, without their lists")
 
 
 def _fate(erased: Erased) -> str:

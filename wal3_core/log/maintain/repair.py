@@ -245,7 +245,7 @@ class _Repairing:
             return True
         cause = "refused"
         for _ in attempts(for_store(self._retry, self._objects), self._runtime):
-            bad = self._stored(pointer, bytes_max)
+            bad = self._stored(pointer, is_sound, bytes_max)
             if bad is None or not is_sound(bad.data):
                 # After the read: what is named now is not deleted until an interval later.
                 if not self._is_named(pointer):
@@ -253,7 +253,7 @@ class _Repairing:
                 outcome = self._put(pointer.path, data, bad)
                 cause = outcome.cause if isinstance(outcome, Unknown) else cause
                 # Whatever the answer was: only the object shows what stands there now.
-                bad = self._stored(pointer, bytes_max)
+                bad = self._stored(pointer, is_sound, bytes_max)
             if bad is not None and is_sound(bad.data):
                 self._repaired.append(pointer.path)
                 return True
@@ -269,7 +269,12 @@ class _Repairing:
             # It was not sent, for lack of a lock or a file descriptor: retried while there is time.
             return Unknown(str(error))
 
-    def _stored(self, pointer: Pointer, bytes_max: int) -> Versioned | None:
+    def _stored(self, pointer: Pointer, is_sound: Callable[[bytes], bool], bytes_max: int) -> Versioned | None:
+        """Return what is stored; read once more if it is not sound, as that may be damage in transit."""
+        found = self._get(pointer, bytes_max)
+        return found if found is not None and is_sound(found.data) else self._get(pointer, bytes_max)
+
+    def _get(self, pointer: Pointer, bytes_max: int) -> Versioned | None:
         try:
             found = self._objects.get(pointer.path, length_max=bytes_max)
         except CorruptError as error:

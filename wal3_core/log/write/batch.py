@@ -42,7 +42,8 @@ class Entry:
     ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` counts what the
     writer has accepted since it was opened, this append included. A caller that must wait for room waits
     for ``admitted``; ``withdrawn`` is set when it has given up. ``last_try`` is set when the append is
-    queued again although its time is over.
+    queued again although its time is over. ``doubted``: it was accepted although the log took no such append, as far
+    as the writer knew, and was in no fragment since.
     """
 
     columns: Columns
@@ -53,6 +54,7 @@ class Entry:
     admitted: Outcome[None] | None = None
     withdrawn: bool = False
     last_try: bool = False
+    doubted: bool = False
     reseals: int = 0
     rebases: int = 0
 
@@ -117,6 +119,7 @@ class BatchQueue:
             if taken and (over or not entry.may_land_at(offset + num_records) or (keyed and columns.keyless)):
                 break
             taken.append(waiting.popleft())
+            entry.doubted = False
             num_bytes += columns.num_bytes
             num_records += columns.num_records
         self._num_bytes -= num_bytes

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
 
+# An append without a key is refused by a manifest that was the newest one so long before it, or later.
+_KEYED_KNOWN_S = 1.0
 # Of thousands of appends at a time.
 _ACCEPTED_S = attrgetter("accepted_s")
 
@@ -103,8 +105,9 @@ class AppendResolver:
         return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
 
     def refusal_of(self, entry: Entry) -> KeyRequiredError | None:
-        """Return why the log does not take an append, as far as the writer knows; None when it does."""
-        return self._key_required(entry) if self._tail.keyed and entry.keyless else None
+        """Return why the log does not take an append that was just made; None when it does, or may by now."""
+        entry.doubted = self._tail.keyed and entry.keyless
+        return self._key_required(entry) if entry.doubted and self._knows_keyed(entry) else None
 
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
@@ -114,13 +117,15 @@ class AppendResolver:
         """Fail appends at the head of the queue that the log does not take; whether there were any.
 
         Those that certainly cannot land at their offset, by a manifest that was the newest after the append was
-        accepted; and those without a key that were accepted before the log was known to be keyed. Decided only while
+        accepted; and those without a key, if the log is keyed by a manifest that is as new. Decided only while
         nothing is in flight: an ordered writer that halts there has the outcomes of all appends before.
         """
         before = len(self._queue)
-        while self._head_is_keyless() and not self._flights:
+        while self._head_is_keyless() and not self._flights and self._knows_keyed(self._queue.oldest):
             entry = self._queue.pop()
-            self._fail([entry], self._key_required(entry), None)
+            # As if it had been refused at once, a doubted one counts as not submitted.
+            refuse = self.outcomes.give_up if entry.doubted else self._fail
+            refuse([entry], self._key_required(entry), None)
         while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
             entry = self._queue.pop()
             message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
@@ -142,6 +147,10 @@ class AppendResolver:
         if not self._queue or self._tail.base is None or self.halt.failure is not None:
             return False
         return self._tail.keyed and self._queue.oldest.keyless
+
+    def _knows_keyed(self, entry: Entry) -> bool:
+        """Whether it is known that the log was keyed when an append was made, or just before."""
+        return self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S
 
     def _head_is_unmet(self) -> bool:
         if not self._queue or self._tail.base is None or self.halt.failure is not None:
@@ -295,11 +304,9 @@ class AppendResolver:
 
     def _key_required(self, entry: Entry) -> KeyRequiredError:
         columns = entry.columns
-        message = (
-            f"log {self._url}: record {columns.first_without_key} of {columns.num_records}: expected a key, found none:"
-            f" the log is keyed, since its policy compacts it"
-        )
-        return KeyRequiredError(message)
+        record = f"record {columns.first_without_key} of {columns.num_records}"
+        found = "expected a key, found none: the log is keyed, since its policy compacts it"
+        return KeyRequiredError(f"log {self._url}: {record}: {found}")
 
     def _what(self, flight: InFlightFragment) -> str:
         return f"log {self._url}: fragment {flight.seq_no}"

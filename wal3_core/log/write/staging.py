@@ -109,7 +109,10 @@ class Stager:
             message = f"stage: row {row} of {len(table)}: record: expected a body, a key, or both, found neither"
             raise InvalidRequestError(message)
         if self._keyed and keys.null_count:
-            raise key_required(self._manifests.url)
+            # The policy may have been changed since.
+            self._keyed = self._manifests.load().manifest.keyed
+            if self._keyed:
+                raise key_required(self._manifests.url)
         sizes = cast("Lengths", _lengths(keys) + _lengths(bodies))
         largest = int(sizes.argmax())
         if sizes[largest] > self._options.record_bytes_max:

@@ -11,7 +11,7 @@ from wal3_core.errors import CorruptError, InvalidRequestError, StoreDeniedError
 from wal3_core.model.parquet.key_rollup_file import bytes_max, decode_key_rollup, encode_key_rollup
 from wal3_core.model.paths import key_rollup_path
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.object_store import Done, Unknown, object_url
+from wal3_core.storage.object_store import Done, Unknown, Versioned, object_url
 from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import ManifestStore
+    from wal3_core.storage.object_store import Buffer, Etag, PutOutcome
+
+# One that is longer than it can be is read to its end, for its version, if it is longer by this at most.
+_EXTRA_BYTES_MAX = 64 * 2**20
 
 
 class KeyRollupStore:
@@ -46,25 +50,37 @@ class KeyRollupStore:
     def write(self, pointer: SnapshotPointer, rollup: KeyRollup) -> None:
         """Make the key roll-up of a snapshot durable; InvalidRequestError if it could not be read back.
 
-        An equal one that is there already is kept. A damaged or different one is deleted first. UnavailableError
-        when it could not be written; then it may still appear, which does no harm.
+        An equal one that is there already is kept; a damaged or different one is replaced, and never deleted: what was
+        read may have been damaged on the way. UnavailableError when it could not be written; then it may still appear,
+        which does no harm. CorruptError when the object there is far too long to be one.
         """
         path = key_rollup_path(pointer.path)
         data = encode_key_rollup(rollup, pointer, self._log_id())
         self._check_readable(data, pointer, rollup)
-        cause = "refused"
-        for tries in attempts(for_store(self._retry, self._store), self._runtime):
-            try:
-                outcome = self._store.create(path, data)
-            except StoreDeniedError:
-                raise
-            except UnavailableError as error:
-                outcome = Unknown(str(error))
-            if isinstance(outcome, Done) or self._settled(pointer, rollup):
+        cause, wrong = "refused", None
+        for tries in attempts(for_store(self._retry, self._store), self._runtime):  # noqa: B007 - in the message
+            outcome = self._put(path, data, wrong)
+            if isinstance(outcome, Done):
                 return
             cause = outcome.cause if isinstance(outcome, Unknown) else cause
-            message = f"{object_url(self._store, path)}: not written in {tries} tries: {cause}"
+            try:
+                equal, wrong = self._standing(pointer, rollup)
+            except StoreDeniedError:
+                raise
+            except UnavailableError:
+                continue
+            if equal:
+                return
+        message = f"{object_url(self._store, path)}: not written in {tries} tries: {cause}"
         raise UnavailableError(message)
+
+    def _put(self, path: str, data: Buffer, wrong: Etag | None) -> PutOutcome:
+        try:
+            return self._store.create(path, data) if wrong is None else self._store.replace(path, data, wrong)
+        except StoreDeniedError:
+            raise
+        except UnavailableError as error:
+            return Unknown(str(error))
 
     def _read(self, pointer: SnapshotPointer) -> KeyRollup | None:
         path = key_rollup_path(pointer.path)
@@ -86,20 +102,21 @@ class KeyRollupStore:
             message = f"{path}: not written, since it would be read back as another"
             raise InvalidRequestError(message)
 
-    def _settled(self, pointer: SnapshotPointer, rollup: KeyRollup) -> bool:
-        """Tell whether an equal one is there; delete any other, so that the next try can succeed."""
-        path = key_rollup_path(pointer.path)
-        try:
-            found = self.read(pointer)
-        except StoreDeniedError:
-            raise
-        except UnavailableError:
-            return False
-        except CorruptError as error:
-            MAINTAIN.warning("a damaged key roll-up is written again: %s", error)
-        else:
-            if found is None or found == rollup:
-                return found is not None
-            MAINTAIN.warning("%s: another key roll-up of the same snapshot is replaced", object_url(self._store, path))
-        self._store.delete(path)
-        return False
+    def _standing(self, pointer: SnapshotPointer, rollup: KeyRollup) -> tuple[bool, Etag | None]:
+        """Tell whether an equal one is there; if not, return the version that stands in its place."""
+        path, wrong, etag = key_rollup_path(pointer.path), "", None
+        what, limit = f"key roll-up {object_url(self._store, path)}", bytes_max(pointer) + _EXTRA_BYTES_MAX
+        # Twice: the difference may be damage in transit.
+        for _ in range(2):
+            found = self._store.get(path, length_max=limit)
+            if not isinstance(found, Versioned):
+                return False, None
+            etag = found.etag
+            try:
+                if decode_key_rollup(found.data, pointer, self._log_id(), what=what) == rollup:
+                    return True, None
+                wrong = f"{what}: another one of the same snapshot"
+            except CorruptError as error:
+                wrong = str(error)
+        MAINTAIN.warning("a key roll-up is replaced: %s", wrong)
+        return False, etag
