@@ -227,11 +227,12 @@ class Recorder:
             self.close_handle(handle)
             _System(self).unlink(name)
 
-    def lock(self, file: io.BufferedWriter, operation: int) -> None:
-        """``fcntl.flock``; a process that interrupts the lock's holder gets an error instead of waiting for ever."""
+    def lock(self, file: io.BufferedWriter | int, operation: int) -> None:
+        """``fcntl.flock`` of a file or a folder; a process that interrupts the lock's holder gets an error instead of waiting for ever."""
         self.alive()
         fcntl.flock(file, operation | (fcntl.LOCK_NB if self._waiting else 0))
-        self.step(f"lock {Path(file.name).name}" if isinstance(file.name, str) else "lock", Lock())
+        name = file if isinstance(file, int) else file.name
+        self.step(f"lock {Path(name).name}" if isinstance(name, str) else "lock", Lock())
 
 
 class _File(io.FileIO):
