@@ -23,7 +23,7 @@ from wal3_core import (
     collect,
     list_logs,
 )
-from wal3_core.storage.backends import local
+from wal3_core.storage.backends import local_listing
 from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Versioned
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WAIT_S_MAX = 30.0
-LOCAL = "wal3_core.storage.backends.local:LocalStore."
+LISTING = "wal3_core.storage.backends.local_listing:Listing."
 DEFECTS = (
-    Mutation("a list locks out no replace", LOCAL + "_scanned", "fcntl.LOCK_EX", "fcntl.LOCK_SH"),
-    Mutation("a replace waits for no list", LOCAL + "replace", "fcntl.LOCK_SH", "fcntl.LOCK_UN"),
+    Mutation("a list locks out no replace", LISTING + "_scanned", "fcntl.LOCK_EX", "fcntl.LOCK_SH"),
+    Mutation("a replace waits for no list", LISTING + "held_off", "fcntl.LOCK_SH", "fcntl.LOCK_UN"),
 )
 
 
@@ -105,7 +105,7 @@ def replaced_while_listed(root: Path, path: str) -> Iterator[None]:
     """Replace an object each time its folder was opened to be read; at least once, and each replace is done."""
     racing = ReplacedMeanwhile(root, path)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(local, "os", OsOf(racing))
+        patched.setattr(local_listing, "os", OsOf(racing))
         yield
     assert racing.replaced
     assert all(isinstance(each.result(WAIT_S_MAX), Done) for each in racing.replaced)

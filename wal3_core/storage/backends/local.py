@@ -6,10 +6,6 @@ renamed (replace) into place, so that a killed process leaves the old object or 
 holds a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and a wait
 for it has a deadline: its holder may be stopped. For local file systems, not for NFS.
 
-On some file systems a folder that is read while a name in it is replaced shows neither the old entry nor the
-new one. POSIX allows that, but lets no other name be missed. So a list reads a folder with a lock on it that
-keeps its names from being replaced.
-
 A folder is removed with its last object, unless a create is under way: creates take a shared lock,
 removals an exclusive one. Folders known to be on disk are known until any process removes a folder:
 it then appends a byte to the lock's file.
@@ -33,6 +29,7 @@ from typing import TYPE_CHECKING
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
 from wal3_core.storage.backends.local_durability import Durability, sync_file, unavailable
+from wal3_core.storage.backends.local_listing import Listing
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
@@ -57,12 +54,9 @@ from wal3_core.storage.object_store import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from wal3_core.errors import UnavailableError
     from wal3_core.runtime import Runtime
-
-    _Entries = Iterator[os.DirEntry[str]]
 
 LOCK_WAIT_S_MAX = 20.0
 # Lock files are never deleted; paths are hashed onto this many.
@@ -88,6 +82,7 @@ class LocalStore:
         self._folders_lock = self._locks / "folders"
         self._swept, self._known = False, Root(self._root)
         self._durable = Durability(self._root)
+        self._listing = Listing(self._root, self._known, self._wait)
 
     @property
     def url(self) -> str:
@@ -185,8 +180,7 @@ class LocalStore:
             with self._locked(target, "replace"):
                 if _etag_of_file(target) != etag:
                     return Refused()
-                # Shared, so that only lists wait for it, for as long as the rename takes.
-                with self._wait.folder_locked(str(target.parent), fcntl.LOCK_SH, purpose=f"replace {path}"):
+                with self._listing.held_off(str(target.parent), purpose=f"replace {path}"):
                     staged.rename(target)
         # Others may see it by now. A process that builds on it syncs the folder as well (Durability.sync_seen).
         outcome = self._synced(target.parent, data)
@@ -214,7 +208,7 @@ class LocalStore:
         """Yield the objects below a folder."""
         # It is checked here, not for each object.
         at = f"{self._below}{folder}"
-        for entry in self._entries(folder):
+        for entry in self._listing.entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 # Skips folders before start_after, but not those that contain it.
@@ -224,9 +218,12 @@ class LocalStore:
                 yield meta
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder; one without an object in or below it is left out, as in any store."""
-        folders = (entry for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False))
-        return [f"{folder}{entry.name}/" for entry in folders if self._holds_object(entry)]
+        """List the folders directly in a folder; one without an object in or below it is left out, as in any store.
+
+        One that this process may not look into is named.
+        """
+        folders = (entry for entry in self._listing.entries(folder) if entry.is_dir(follow_symlinks=False))
+        return [f"{folder}{entry.name}/" for entry in folders if self._listing.holds_object(entry)]
 
     def delete(self, path: str) -> None:
         """Remove an object."""
@@ -254,51 +251,6 @@ class LocalStore:
                     folder.rmdir()
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
-
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        self._known.check_reading(folder.rstrip("/"))
-        try:
-            with self._scanned(f"{self._below}{folder}") as found:
-                entries = [entry for entry in found if entry.name != OWN_FOLDER]
-        except (FileNotFoundError, NotADirectoryError):
-            entries = []
-        except OSError as error:
-            raise self._unavailable(error) from error
-        if not entries:
-            self._known.check_there()
-        # A folder sorts as its objects' paths do: with a slash after its name.
-        return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
-
-    @contextlib.contextmanager
-    def _scanned(self, folder: str) -> Iterator[_Entries]:
-        """Read a folder's entries; in the block no name in it is replaced."""
-        # Opened after the lock was taken: what is read may be as of its opening.
-        with self._wait.folder_locked(folder, fcntl.LOCK_EX, purpose=f"list {folder}"), os.scandir(folder) as found:
-            yield found
-
-    def _holds_object(self, folder: os.DirEntry[str]) -> bool:
-        """Return whether a file is, or may be, in or below a folder; links to folders are not followed."""
-        # What is seen is there. That nothing is there is only seen with the locks.
-        return self._shows_object(folder.path, os.scandir) or self._shows_object(folder.path, self._scanned)
-
-    def _shows_object(self, folder: str, scan: Callable[[str], AbstractContextManager[_Entries]]) -> bool:
-        folders = []
-        try:
-            with scan(folder) as found:
-                for entry in found:
-                    if not entry.is_dir():
-                        return True
-                    if not entry.is_symlink():
-                        folders.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            # It was removed meanwhile.
-            return False
-        except PermissionError:
-            # Nobody knows what is in it: it is named, and whoever looks into it gets the error.
-            return True
-        except OSError as error:
-            raise self._unavailable(error) from error
-        return any(self._shows_object(each, scan) for each in folders)
 
     def _file(self, path: str) -> str:
         """Return the file of an object to read, as text; StoreDeniedError when it belongs to another store."""

@@ -30,6 +30,11 @@ _ADVICE = {
     errno.EFBIG: "raise the limit on file size (ulimit -f)",
     errno.EROFS: "mount the file system writable",
 }
+# What may be had a moment later.
+_PASSING = {
+    errno.EMFILE: "close some of this process's files, or raise their limit (ulimit -n)",
+    errno.ENFILE: "end some processes, or raise this system's limit of open files",
+}
 
 
 class Durability:
@@ -146,10 +151,10 @@ class Durability:
 
 def unavailable(root: Path, error: OSError) -> UnavailableError:
     """Return the error that says what to do about a file system's error; StoreDeniedError if retrying cannot help."""
-    hint = _ADVICE.get(error.errno or 0)
-    if hint is None:
-        return UnavailableError(f"store {root}: {error}")
-    return StoreDeniedError(f"store {root}: {error}: {hint}")
+    number = error.errno or 0
+    hint = _ADVICE.get(number) or _PASSING.get(number)
+    kind = StoreDeniedError if number in _ADVICE else UnavailableError
+    return kind(f"store {root}: {error}" + (f": {hint}" if hint else ""))
 
 
 def sync_folder(folder: Path | str) -> None:
