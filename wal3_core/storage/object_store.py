@@ -9,6 +9,7 @@ Source: docs/protocol.md, "Object store contract".
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 from urllib.parse import urlencode
@@ -27,6 +28,8 @@ Etag = NewType("Etag", str)
 
 # The content of a PUT: bytes, or a view of them that saves a copy.
 Buffer = bytes | memoryview
+
+_CONTROL = re.compile("[\0-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +236,9 @@ def check_path(path: str) -> str:
         message = f"path {path!r}: expected relative parts joined by /"
         raise AssertionError(message)
     return path
+
+
+def is_odd(path: str) -> bool:
+    """Tell whether no object, and no folder, of a store of logs has a path; a folder's ends in a slash."""
+    parts = path.removesuffix("/").split("/") if path else ()
+    return any(part in {"", ".", ".."} for part in parts) or _CONTROL.search(path) is not None
