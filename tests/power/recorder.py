@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
-from wal3_core.storage.backends import file_lock, local, local_durability, local_roots
+from wal3_core.storage.backends import file_lock, local, local_durability, local_listing, local_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -227,11 +227,12 @@ class Recorder:
             self.close_handle(handle)
             _System(self).unlink(name)
 
-    def lock(self, file: io.BufferedWriter, operation: int) -> None:
+    def lock(self, file: io.BufferedWriter | int, operation: int) -> None:
         """``fcntl.flock``; a process that interrupts the lock's holder gets an error instead of waiting for ever."""
         self.alive()
         fcntl.flock(file, operation | (fcntl.LOCK_NB if self._waiting else 0))
-        self.step(f"lock {Path(file.name).name}" if isinstance(file.name, str) else "lock", Lock())
+        name = file if isinstance(file, int) else file.name
+        self.step(f"lock {Path(name).name}" if isinstance(name, str) else "lock", Lock())
 
 
 class _File(io.FileIO):
@@ -333,7 +334,7 @@ class _Locks:
 
 
 _PLACES: list[tuple[object, str]] = [(local, name) for name in ("os", "tempfile", "fcntl", "open")]
-_PLACES += [(module, name) for module in (file_lock, local_durability) for name in ("os", "fcntl")]
+_PLACES += [(module, name) for module in (file_lock, local_durability, local_listing) for name in ("os", "fcntl")]
 # From Python 3.13 on, pathlib is a package: the calls are those of the module that defines Path.
 _PATHS = inspect.getmodule(Path)
 _PLACES += [(_PATHS, "os"), (_PATHS, "io")]

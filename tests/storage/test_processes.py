@@ -324,12 +324,16 @@ def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written
     assert found["staged"] == []
 
 
-def write_as_nobody(connection: Connection, url: str) -> None:
-    store = open_store(url)
+def become_nobody() -> None:
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(UNPRIVILEGED)
         os.setuid(UNPRIVILEGED)
+
+
+def write_as_nobody(connection: Connection, url: str) -> None:
+    store = open_store(url)
+    become_nobody()
     connection.send(attempt(lambda: store.create("log/folder/other", b"1")))
     connection.send(attempt(lambda: put(store, "log/document", b"new")))
 

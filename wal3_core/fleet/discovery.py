@@ -8,7 +8,7 @@ from wal3_core.arguments import checked, text
 from wal3_core.errors import CorruptError, StoreDeniedError
 from wal3_core.log.contents import is_of_log
 from wal3_core.model.manifest import BYTES_MAX
-from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, is_name_part
+from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, check_log_name, is_name_part
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.object_store import Versioned, a_store
@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-@checked(store=a_store, prefix=text)
+def _folder(value: object, argument: str) -> str:
+    """Take a prefix; return its folder."""
+    prefix = text(value, argument).strip("/")
+    return f"{check_log_name(prefix, argument)}/" if prefix else ""
+
+
+@checked(store=a_store, prefix=_folder)
 def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
     """Yield the names of a store's logs in order; with a prefix, that log and those below it (whole parts of names).
 
-    UnavailableError when the store does not answer. A log whose manifest cannot be read is named too.
+    InvalidRequestError for a prefix that no log's name can have. UnavailableError when the store does not answer, or
+    does not let this process look into a folder that may hold logs. A log whose manifest cannot be read is named too.
     """
-    yield from _below(patient(store, shared_runtime()), f"{prefix.strip('/')}/" if prefix.strip("/") else "")
+    yield from _below(patient(store, shared_runtime()), prefix)
 
 
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:

@@ -41,6 +41,9 @@ _INCREMENTS = 10
 _CREATE_ROUNDS = 10
 # Ends the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
 _RACE_S_MAX = 20.0
+# How long objects are replaced while a list is asked for again and again.
+_LIST_RACE_S = 1.0
+_MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
 _CLOCK_DIFFERENCE_US_NOTED = 5_000_000
@@ -99,7 +102,7 @@ class DoctorReport:
 def examine(
     store: ObjectStore, *, runtime: Runtime | None = None, progress: Callable[[str], None] | None = None
 ) -> DoctorReport:
-    """Examine a store by about 400 small requests. ``progress`` is called with the name of each step.
+    """Examine a store by some hundred small requests, and by what it answers in a second; ``progress`` gets each step.
 
     A broken promise is in the report; UnavailableError when the store does not answer at all.
     """
@@ -152,6 +155,7 @@ class _Examination:
         if swaps:
             self._progress("racing swaps")
             self._check_racing_swaps()
+            self._check_racing_lists()
         self._progress("latency and clock")
         put_us, get_us, cas_us = self._measure()
         clock_difference_us = self._clock_difference_us()
@@ -281,6 +285,35 @@ class _Examination:
         if not isinstance(found, Versioned):
             return False
         return isinstance(self._store.replace("swap", found.data + mark + b" ", found.etag), Done)
+
+    def _check_racing_lists(self) -> None:
+        """Check that a list names what is replaced meanwhile, as cursors are: what they keep would be collected."""
+        moving = [self._moves(path, self._created(path, b"")) for path in _MOVED]
+        lists, *moves = self._race([self._lists, *moving])
+        found = f"{len(lists)} lists during {sum(map(len, moves))} replaces: {sum(lists)} names left out"
+        self._note("a list names what is replaced meanwhile", found, passed=not any(lists))
+
+    def _lists(self) -> list[int]:
+        """Count, for each list, the names that it leaves out."""
+        missing: list[int] = []
+        limit_s = self._runtime.monotonic_s() + _LIST_RACE_S
+        while not missing or self._runtime.monotonic_s() < limit_s:
+            missing.append(len(_MOVED) - len(list(self._store.list_objects("moved/"))))
+        return missing
+
+    def _moves(self, path: str, etag: Etag) -> Callable[[], list[int]]:
+        """Make a task that replaces an object over and over, and returns the numbers of the replaces that were done."""
+
+        def run() -> list[int]:
+            done: list[int] = []
+            limit_s = self._runtime.monotonic_s() + _LIST_RACE_S
+            outcome: PutOutcome = Done(etag)
+            while isinstance(outcome, Done) and self._runtime.monotonic_s() < limit_s:
+                outcome = self._store.replace(path, b"%d" % len(done), outcome.etag)
+                done += [len(done)] * isinstance(outcome, Done)
+            return done
+
+        return run
 
     def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
         futures = [self._start(task) for task in tasks]

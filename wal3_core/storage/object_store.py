@@ -9,6 +9,7 @@ Source: docs/protocol.md, "Object store contract".
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 from urllib.parse import urlencode
@@ -29,6 +30,8 @@ Etag = NewType("Etag", str)
 Buffer = bytes | memoryview
 # The content of an object that says all by being there. A list of a bucket asks for each empty object again.
 PRESENT = b"1"
+
+_CONTROL = re.compile("[\0-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +244,9 @@ def check_path(path: str) -> str:
         message = f"path {path!r}: expected relative parts joined by /"
         raise AssertionError(message)
     return path
+
+
+def is_odd(path: str) -> bool:
+    """Tell whether no object, and no folder, of a store of logs has a path; a folder's ends in a slash."""
+    parts = path.removesuffix("/").split("/") if path else ()
+    return any(part in {"", ".", ".."} for part in parts) or _CONTROL.search(path) is not None

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_folder, fragment_seq_no, snapshot_path
+from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_folder, fragment_seq_no, is_snapshot_path, snapshot_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 
@@ -93,6 +93,8 @@ def _numbered(numbers: Sequence[FragmentSeqNo], copied: Sequence[FragmentPointer
 def own_snapshots(objects: ObjectStore) -> Iterator[SnapshotPointer]:
     """Go through the pointers to the log's stored snapshots that are sound."""
     for meta in objects.list_objects(SNAPSHOT_FOLDER):
+        if not is_snapshot_path(meta.path):
+            continue
         data = objects.read(meta.path, length=BYTES_MAX + 1)
         # The sound ones may be all that are needed.
         with suppress(CorruptError):

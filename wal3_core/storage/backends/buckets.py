@@ -17,6 +17,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from wal3_core.errors import InvalidRequestError, StoreDeniedError
 from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
 from wal3_core.storage.backends.remote_errors import refused_settings
+from wal3_core.storage.object_store import is_odd
 from wal3_core.storage.store_urls import TIMEOUT_OPTIONS
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
-_CONTROL = re.compile("[\0-\x1f\x7f]")
 
 
 def open_remote(
@@ -85,7 +85,7 @@ def _folder_of(parts: SplitResult) -> str:
     except UnicodeDecodeError as error:
         message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
         raise InvalidRequestError(message) from error
-    if folder and (_CONTROL.search(folder) or {"", ".", ".."} & set(folder.split("/"))):
+    if is_odd(folder):
         message = (
             f"store URL: expected a folder without empty or dotted parts and control characters, found"
             f" {parts.geturl()!r}"
@@ -115,6 +115,8 @@ def _s3_clients(
 ) -> Clients:
     import boto3  # noqa: PLC0415 - other stores than S3 do without it
     from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - it imports boto3
+
+    from wal3_core.storage.backends.s3_keys import S3Keys  # noqa: PLC0415 - it imports botocore
 
     session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
@@ -146,7 +148,8 @@ def _s3_clients(
             credential_provider=credentials,
         )
 
-    return Clients(conditional=client(NEVER_RETRY), reading=client(reads))
+    keys = S3Keys(session, bucket, region=region, endpoint=endpoint)
+    return Clients(conditional=client(NEVER_RETRY), reading=client(reads), keys=keys)
 
 
 def custom_endpoint(session: Session, region: str) -> str | None:

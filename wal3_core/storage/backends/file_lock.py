@@ -1,4 +1,4 @@
-"""A lock on a file of a directory store; waiting for it has a deadline.
+"""A lock on a file or folder of a directory store; waiting for it has a deadline.
 
 The kernel frees a lock when its holder dies, but not when its holder is stopped (SIGSTOP, a paused
 container, a debugger). So a wait ends with an error that names the lock and the processes that may
@@ -47,22 +47,37 @@ class LockWait:
 
         The file is opened each time: flock is per open file, so threads exclude each other too.
         """
-        with path.open("ab") as file, this_process_alone(file):
+        with path.open("ab") as file, self._held(file, kind, path, purpose):
+            yield file
+
+    @contextlib.contextmanager
+    def folder_locked(self, path: str, kind: int, *, purpose: str) -> Iterator[None]:
+        """Hold a lock on a folder itself, which takes no more than the right to read it; errors as ``locked``."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with self._held(handle, kind, path, purpose):
+                yield
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _held(self, file: BinaryIO | int, kind: int, path: Path | str, purpose: str) -> Iterator[None]:
+        with this_process_alone(file):
             self._acquire(file, kind, path, purpose)
             try:
-                yield file
+                yield
             finally:
                 # Closing is not enough: a child forked just now may still have the file open.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
-    def _acquire(self, file: BinaryIO, kind: int, path: Path, purpose: str) -> None:
+    def _acquire(self, file: BinaryIO | int, kind: int, path: Path | str, purpose: str) -> None:
         limit_s, pause_s = self.runtime.monotonic_s() + self.s_max, _PAUSE_S_MIN
         while not _try(file, kind):
             # After a try: a process that was itself stopped meanwhile takes a lock that is free by now.
             if self.runtime.monotonic_s() >= limit_s:
                 message = (
                     f"store {self.store}: {purpose}: expected the lock {path} within {self.s_max:g} s, found it held"
-                    f" by {_holder(os.fstat(file.fileno()))}: let it continue, or end it"
+                    f" by {_holder(os.fstat(_handle(file)))}: let it continue, or end it"
                 )
                 raise UnavailableError(message)
             self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
@@ -70,9 +85,9 @@ class LockWait:
 
 
 @contextlib.contextmanager
-def this_process_alone(file: BinaryIO) -> Iterator[None]:
+def this_process_alone(file: BinaryIO | int) -> Iterator[None]:
     """Make a child that is forked in the block give up the lock on the file."""
-    handle = file.fileno()
+    handle = _handle(file)
     _lockable.add(handle)
     try:
         yield
@@ -92,7 +107,11 @@ def _give_up_locks() -> None:
 os.register_at_fork(after_in_child=_give_up_locks)
 
 
-def _try(file: BinaryIO, kind: int) -> bool:
+def _handle(file: BinaryIO | int) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def _try(file: BinaryIO | int, kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
 from wal3_core.storage.backends.local_durability import NO_SPACE, Durability, sync_file, unavailable
+from wal3_core.storage.backends.local_listing import Listing
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
@@ -81,6 +82,7 @@ class LocalStore:
         self._folders_lock = self._locks / "folders"
         self._swept, self._known = False, Root(self._root)
         self._durable = Durability(self._root)
+        self._listing = Listing(self._root, self._known, self._wait)
 
     @property
     def url(self) -> str:
@@ -180,7 +182,8 @@ class LocalStore:
             with self._locked(target, "replace"):
                 if _etag_of_file(target) != etag:
                     return Refused()
-                staged.rename(target)
+                with self._listing.held_off(str(target.parent), purpose=f"replace {path}"):
+                    staged.rename(target)
         # Others may see it by now. A process that builds on it syncs the folder as well (Durability.sync_seen).
         outcome = self._synced(target.parent, data)
         if isinstance(outcome, Done):
@@ -207,7 +210,7 @@ class LocalStore:
         """Yield the objects below a folder."""
         # It is checked here, not for each object.
         at = f"{self._below}{folder}"
-        for entry in self._entries(folder):
+        for entry in self._listing.entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 # Skips folders before start_after, but not those that contain it.
@@ -217,9 +220,12 @@ class LocalStore:
                 yield meta
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder; one without an object in or below it is left out, as in any store."""
-        folders = (entry for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False))
-        return [f"{folder}{entry.name}/" for entry in folders if _holds_object(entry)]
+        """List the folders directly in a folder; one without an object in or below it is left out, as in any store.
+
+        One that this process may not look into is named.
+        """
+        folders = (entry for entry in self._listing.entries(folder) if entry.is_dir(follow_symlinks=False))
+        return [f"{folder}{entry.name}/" for entry in folders if self._listing.holds_object(entry)]
 
     def delete(self, path: str) -> None:
         """Remove an object."""
@@ -247,20 +253,6 @@ class LocalStore:
                     folder.rmdir()
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
-
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        self._known.check_reading(folder.rstrip("/"))
-        try:
-            with os.scandir(f"{self._below}{folder}") as found:
-                entries = [entry for entry in found if entry.name != OWN_FOLDER]
-        except (FileNotFoundError, NotADirectoryError):
-            entries = []
-        except OSError as error:
-            raise self._unavailable(error) from error
-        if not entries:
-            self._known.check_there()
-        # A folder sorts as its objects' paths do: with a slash after its name.
-        return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
     def _file(self, path: str) -> str:
         """Return the file of an object to read, as text; StoreDeniedError when it belongs to another store."""
@@ -349,16 +341,3 @@ def _etag_of_file(path: Path) -> Etag | None:
             return Etag(hashlib.file_digest(file, "sha256").hexdigest()[:32])
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _holds_object(folder: os.DirEntry[str]) -> bool:
-    """Return whether there is a file in or below a folder; links to folders are not followed."""
-    folders = []
-    # A folder that is gone, or may not be read, shows no object.
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
-            if not entry.is_dir():
-                return True
-            if not entry.is_symlink():
-                folders.append(entry)
-    return any(map(_holds_object, folders))

@@ -31,6 +31,11 @@ _ADVICE = {
     errno.EFBIG: "raise the limit on file size (ulimit -f)",
     errno.EROFS: "mount the file system writable",
 }
+# What may be had a moment later.
+_PASSING = {
+    errno.EMFILE: "close some of this process's files, or raise their limit (ulimit -n)",
+    errno.ENFILE: "end some processes, or raise this system's limit of open files",
+}
 
 
 class Durability:
@@ -150,11 +155,14 @@ def unavailable(root: Path, error: OSError, needs: str = "") -> UnavailableError
 
     ``needs`` says for what there is no space.
     """
-    hint = _ADVICE.get(error.errno or 0)
-    if hint is None:
-        return UnavailableError(f"store {root}: {error}")
-    full = error.errno in NO_SPACE
-    return StoreDeniedError(f"store {root}: {error}: {f'{needs}: ' if full and needs else ''}{hint}", full=full)
+    number = error.errno or 0
+    if number not in _ADVICE:
+        hint = _PASSING.get(number)
+        return UnavailableError(f"store {root}: {error}" + (f": {hint}" if hint else ""))
+    full = number in NO_SPACE
+    return StoreDeniedError(
+        f"store {root}: {error}: {f'{needs}: ' if full and needs else ''}{_ADVICE[number]}", full=full
+    )
 
 
 def sync_folder(folder: Path | str) -> None:

@@ -34,6 +34,7 @@ from wal3_core.storage.object_store import (
     Versioned,
     check_length,
     check_path,
+    is_odd,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta as StoredMeta
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Client
+
+    from wal3_core.storage.backends.s3_keys import S3Keys
 
 _LIST_CHUNK = 1000
 
@@ -65,6 +68,8 @@ class Clients:
 
     conditional: Client
     reading: Client
+    # Lists what obstore cannot; there is none for others than S3.
+    keys: S3Keys | None = None
 
 
 class RemoteStore:
@@ -177,13 +182,26 @@ class RemoteStore:
                 return None
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
-        offset = self._folder + start_after if start_after else None
+        """Yield the objects below a folder, on S3 also those with a key that no object of a log can have."""
         with self._translated(folder):
-            for chunk in obstore.list(
-                self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK
-            ):
-                yield from filter(self._is_object, map(self._meta, chunk))
+            try:
+                for listed in self._listed(folder, start_after):
+                    yield listed
+                    start_after = listed.path
+            except exceptions.InvalidPathError:
+                if self._clients.keys is None:
+                    raise
+            else:
+                return
+        after = self._folder + start_after if start_after else ""
+        for found in self._clients.keys.objects(self._folder + folder, after):
+            yield replace(found, path=found.path.removeprefix(self._folder))
+
+    def _listed(self, folder: str, start_after: str) -> Iterator[ObjectMeta]:
+        _check_names(folder, start_after)
+        offset = self._folder + start_after if start_after else None
+        for chunk in obstore.list(self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK):
+            yield from filter(self._is_object, map(self._meta, chunk))
 
     def _is_object(self, listed: ObjectMeta) -> bool:
         """Tell whether what a list names is an object, and no marker that another program has made for a folder.
@@ -193,10 +211,17 @@ class RemoteStore:
         return listed.size > 0 or self.head(listed.path) is not None
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
+        """List the folders directly in a folder, on S3 also those whose names no folder of a log can have."""
         with self._translated(folder):
-            found = obstore.list_with_delimiter(self._clients.reading, self._folder + folder)
-        return sorted(f"{prefix.removeprefix(self._folder)}/" for prefix in found["common_prefixes"])
+            try:
+                _check_names(folder)
+                found = obstore.list_with_delimiter(self._clients.reading, self._folder + folder)
+                prefixes = [f"{prefix}/" for prefix in found["common_prefixes"]]
+            except exceptions.InvalidPathError:
+                if self._clients.keys is None:
+                    raise
+                prefixes = self._clients.keys.folders(self._folder + folder)
+        return sorted(prefix.removeprefix(self._folder) for prefix in prefixes)
 
     def delete(self, path: str) -> None:
         """Remove an object."""
@@ -238,6 +263,14 @@ class RemoteStore:
     def _trouble(self, path: str, error: Exception) -> Trouble:
         found = trouble(error)
         return replace(found, text=found.text + permission_needed(self.url, self._folder + path, error))
+
+
+def _check_names(*paths: str) -> None:
+    """Raise for a path what obstore raises for a listed key that it refuses: for a path it has no class of its own."""
+    odd = next(filter(is_odd, paths), None)
+    if odd is not None:
+        message = f"expected names between the slashes of a path, found {odd!r}"
+        raise exceptions.InvalidPathError(message)
 
 
 _first_process: list[int] = []
