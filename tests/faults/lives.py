@@ -140,6 +140,8 @@ class Name:
             named = _SOURCE.match(before.terms)
             assert named is not None
             source = self.names.lives[LogId(named["log_id"])]
+            life.origin, life.is_copy = source, True
+            life.with_cursors = not before.terms.endswith("cursors: none")
             for offset in range(first, limit):
                 # It may hold what the source has dropped since it was pinned.
                 lacks = offset in life.dropped and offset in source.dropped
@@ -148,7 +150,8 @@ class Name:
             return
         assert first == limit, "a log that is no copy begins with records"
         if after.follows:
-            sealed = self.names.lives[LogId(after.follows)].manifest
+            life.origin = self.names.lives[LogId(after.follows)]
+            sealed = life.origin.manifest
             assert sealed is not None
             assert sealed.seal is not None, "a log that is not sealed was followed"
             assert after.first == sealed.next, "INV-19"
@@ -168,7 +171,8 @@ class Name:
         """Check a change of an object that is not a manifest."""
         life = self.names.lives.get(log_id)
         if life is None:
-            assert log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
+            kept = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.FOLLOWING
+            assert kept or log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
             ours = self.copying is not None and self.copying.log_id == log_id
             assert data is not None or not ours, f"{path} was deleted from under the copy that is being made"
         elif data is not None:
