@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.faults.history import REFUSED
 from tests.faults.oracle import BEFORE
-from tests.faults.simulator import START_US
+from tests.faults.simulator import NEVER_S, START_US
 from wal3_core import Message
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
@@ -43,22 +43,29 @@ RULES: frozenset[str] = frozenset()
 
 @dataclass(eq=False)
 class Course:
-    """The way of a cursor's owner, from ``start`` in ``life`` on; ``done`` are the offsets that it has processed."""
+    """The way of a cursor's owner, from ``life`` on; ``done`` are the offsets that it has processed."""
 
     name: str
     life: Oracle
-    start: int
     wants: Callable[[Message], bool]
     # Whether records stay until it has processed them.
     pins: bool = True
+    # Where it began in the logs that it has opened itself; in others it begins where they do.
+    starts: dict[Oracle, int] = field(default_factory=dict)
     # False once its cursor is about to be deleted, or it was told that records are gone.
     living: bool = True
     done: set[int] = field(default_factory=set)
+    # Those of which it was told that they are saved as done.
+    saved: set[int] = field(default_factory=set)
     given: Counter[int] = field(default_factory=Counter)
 
-    def needs(self, offset: int, record: Message) -> bool:
+    def start(self, life: Oracle) -> int:
+        """Return the first offset of a log that its owner is to get."""
+        return self.starts.get(life, life.begins)
+
+    def needs(self, life: Oracle, offset: int, record: Message) -> bool:
         """Whether its owner has to get a record."""
-        return offset >= self.start and offset not in self.done and self.wants(record)
+        return offset >= self.start(life) and offset not in self.done and self.wants(record)
 
 
 @dataclass
@@ -121,19 +128,33 @@ class ChainLedger:
 
     # ------------------------------------------------------------------ courses
 
+    def has(self, name: str, life: Oracle) -> bool:
+        """Whether a life has a cursor now."""
+        return isinstance(life.cursors[name].landed[-1], Cursor)
+
+    def living(self, name: str, life: Oracle) -> Course | None:
+        """Return the course of a cursor on which its owner relies."""
+        mine = (each for each in self.courses if each.living and each.name == name and self.covers(each, life))
+        return next(mine, None)
+
     def opened(
-        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, pins: bool = True
+        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, had: bool, pins: bool = True
     ) -> Course | None:
-        """Return the course of a cursor whose owner has just opened it; None for one that may be deleted now."""
+        """Return the course of a cursor that its owner has just opened, or created unless it ``had`` it.
+
+        None for one that may be deleted now.
+        """
         version = life.cursors[name].landed[-1]
         if name in self.retiring or not isinstance(version, Cursor) or life.over_s <= self.stage.simulation.now_s:
             return None
-        for course in self.courses:
-            if course.living and course.name == name and self.covers(course, life):
-                return course
-        course = Course(name, life, version.position.offset, wants, pins=pins)
-        self.courses.append(course)
-        self._check_late(name, life)
+        course = self.living(name, life)
+        if course is None:
+            course = Course(name, life, wants, pins)
+            self.courses.append(course)
+            self._check_late(name, life)
+            had = False
+        if not had and life not in course.starts:
+            course.starts[life] = version.position.offset
         return course
 
     def _check_late(self, name: str, life: Oracle) -> None:
@@ -141,7 +162,7 @@ class ChainLedger:
         if LATE_CURSORS not in self.rules:
             return
         for each in self.successors(life):
-            assert isinstance(each.cursors[name].landed[-1], Cursor), f"{each.log} has no cursor {name}"
+            assert self.has(name, each), f"{each.log} has no cursor {name}, and {life.log} has"
 
     def retire(self, name: str) -> None:
         """Note that a cursor is about to be deleted, wherever it is."""
@@ -158,23 +179,28 @@ class ChainLedger:
             self.stage.fail(f"{course.name} in {life.log}: skipped in silence: {needed}, given from {limit} on")
 
     def _skipped(self, course: Course, life: Oracle, offset: int) -> bool:
-        return offset not in life.dropped and course.needs(offset, self.record(life, offset))
+        return offset not in life.dropped and course.needs(life, offset, self.record(life, offset))
+
+    def left(self, course: Course, life: Oracle) -> list[int]:
+        """Return what a log has that its owner still needs."""
+        limit = len(life.records) + 1
+        return [offset for offset in range(course.start(life), limit) if self._skipped(course, life, offset)]
 
     def is_gone(self, course: Course) -> bool:
         """Whether a record that its owner needs was collected."""
         for life in self.successors(course.life):
             assert life.manifest is not None
             first = life.manifest.first.position.offset
-            if life.over_s < float("inf") or any(
-                self._skipped(course, life, offset) for offset in range(max(course.start, life.begins), first)
-            ):
+            needed = any(self._skipped(course, life, offset) for offset in range(course.start(life), first))
+            if needed or life.over_s < NEVER_S:
                 return True
         return False
 
     def check_complete(self, course: Course) -> None:
         """With every fault healed, its owner has processed all that it was to get."""
         for life in self.successors(course.life):
-            self.passed(course, life, max(course.start, life.begins), len(life.records) + 1)
+            if life.over_s == NEVER_S:
+                self.passed(course, life, course.start(life), len(life.records) + 1)
 
     # ------------------------------------------------------------------ changes
 
@@ -246,9 +272,9 @@ class ChainLedger:
         end = life.manifest.next.position.offset
         for name, cursor in life.cursors.items():
             version = cursor.landed[-1]
-            mine = [each for each in self.courses if each.name == name and self.covers(each, origin)]
-            if isinstance(version, Cursor) and len(mine) == 1 and mine[0].living and mine[0].life is origin:
-                self.passed(mine[0], origin, mine[0].start, min(version.position.offset, end))
+            course = self.living(name, origin)
+            if isinstance(version, Cursor) and course is not None and len([e for e in self.courses if e.name == name]) == 1:
+                self.passed(course, origin, course.start(origin), min(version.position.offset, end))
 
     def _check_followed(self, life: Oracle, origin: Oracle) -> None:
         """A successor has each cursor that the sealed log has, at its own first offset."""
@@ -267,7 +293,7 @@ class ChainLedger:
         self.stage.world.fired["records lost"] += len(lost)
         for course in self.courses:
             if course.living and course.pins and self._guards(course, life):
-                needed = [offset for offset in lost if course.needs(offset, self.record(life, offset))]
+                needed = [offset for offset in lost if course.needs(life, offset, self.record(life, offset))]
                 assert not needed, f"{life.log}: taken, and {course.name} needs them: {needed}"
         if collected:
             gone = [each for each in before.pointers if each.limit.offset <= after.first.position.offset]
@@ -277,8 +303,7 @@ class ChainLedger:
         """Whether the cursors of a life include that of a course."""
         if not self.covers(course, life):
             return False
-        has = isinstance(life.cursors[course.name].landed[-1], Cursor)
-        return has or life is course.life or SUCCESSOR_CURSORS in self.rules
+        return self.has(course.name, life) or life is course.life or SUCCESSOR_CURSORS in self.rules
 
     def _check_retained(self, life: Oracle, gone: Iterable[FragmentPointer]) -> None:
         """No record was collected that every policy which may be in force keeps."""
@@ -328,11 +353,15 @@ class ChainLedger:
             for name, variants in rows_of.items():
                 found = sum(max(counts[row] for row in rows) for rows in variants)
                 torn = [rows for rows in variants if len({counts[row] for row in rows}) > 1]
-                assert not torn or life.begins > 1, f"{life.log}: torn: {torn}"
+                assert not torn or self._lacks(life), f"{life.log}: torn: {torn}"
                 assert found <= 1, f"{life.log}: {name} is there {found} times"
             for attempt in self.named.attempts:
                 if attempt.log_id == log_id and attempt.outcome == "made":
                     assert all(counts[row] for row in attempt.rows), f"{life.log}: lost: {attempt}"
+
+    def _lacks(self, life: Oracle) -> bool:
+        """Whether a life lacks records of before it began that its source has dropped."""
+        return life.is_copy and (life.begins > 1 or bool(life.dropped))
 
     def _knows_names(self, life: Oracle) -> bool:
         """Whether the writers' cursors came with the records, all the way."""

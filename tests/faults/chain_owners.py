@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.faults.store import SimStore
-from tests.faults.view_consumers import READING
 from wal3_core import (
     Consumer,
     ConsumerOptions,
@@ -15,12 +14,13 @@ from wal3_core import (
     GarbageCollectedError,
     InvalidRequestError,
     LogError,
+    LogExistsError,
     LogNotFoundError,
 )
 from wal3_core.errors import CursorConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from random import Random
 
     from tests.faults.actors import Stage
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from wal3_core.log.read.consumed import ConsumedRecord
 
 
+EVERYTHING = 10_000
+
+
 def everything(_record: Message) -> bool:
     """Want every record."""
     return True
@@ -38,39 +41,38 @@ def everything(_record: Message) -> bool:
 
 @dataclass
 class Sitting:
-    """One opened consumer: where it is, in which log of its course."""
+    """One opened consumer: which logs of its course it reads, and how far it is in each."""
 
     ledger: ChainLedger
     course: Course
-    life: Oracle
-    place: int = 0
-
-    def __post_init__(self) -> None:
-        self.place = max(self.course.start, self.life.begins)
+    places: dict[Oracle, int] = field(default_factory=dict)
 
     def see(self, record: ConsumedRecord) -> None:
-        """Check the next record."""
-        stage = self.ledger.stage
-        if record.log != self.life.log:
-            self._go_on(record)
-        if record.offset < self.place:
-            stage.fail(f"{self.course.name} in {record.log}: given {record.offset} after {self.place}")
-        held = self.life.records[record.offset - 1]
+        """Check the next record of a log."""
+        stage, life = self.ledger.stage, self._life(record)
+        if record.offset < self.places[life]:
+            stage.fail(f"{self.course.name} in {record.log}: given {record.offset} after {self.places[life]}")
+        held = life.records[record.offset - 1]
         if (record.body, record.key) != (held.body, held.key):
             stage.fail(f"{self.course.name} in {record.log}: altered: {record}")
-        self.ledger.passed(self.course, self.life, self.place, record.offset)
-        self.place = record.offset + 1
+        self.ledger.passed(self.course, life, self.places[life], record.offset)
+        self.places[life] = record.offset + 1
         self.course.given[record.offset] += 1
 
-    def _go_on(self, record: ConsumedRecord) -> None:
-        """Go on in the successor."""
-        following = [each for each in self.ledger.successors(self.life) if each.log == record.log]
-        if not following:
-            self.ledger.stage.fail(f"{self.course.name}: given {record}, and that log is no successor of its own")
-        self.ledger.passed(self.course, self.life, self.place, len(self.life.records) + 1)
-        self.life = following[-1]
-        self.place = self.life.begins
-        self.ledger.stage.world.fired["chain: went on in the successor"] += 1
+    def _life(self, record: ConsumedRecord) -> Oracle:
+        """Return the log of a record; a successor is come to when the log before it has been given to its end."""
+        for life in self.places:
+            if life.log == record.log:
+                return life
+        for before in [*self.places]:
+            for life in self.ledger.successors(before):
+                if life.log == record.log:
+                    self.ledger.passed(self.course, before, self.places[before], len(before.records) + 1)
+                    self.ledger.stage.world.fired["chain: went on in the successor"] += 1
+                    self.places[life] = self.course.start(life)
+                    return life
+        self.ledger.stage.fail(f"{self.course.name}: given {record}, which is of no successor of its logs")
+        raise AssertionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class Consuming:
 
     ledger: ChainLedger
     name: str
-    log: str
-    start: str
+    logs: tuple[str, ...]
+    start: str | int
     options: ConsumerOptions
     rounds: int
     # Between two records, and before it is opened.
@@ -95,13 +97,14 @@ class Consuming:
             with attempted(stage):
                 self.consume(stage, process, dice.randrange(1, 30), dice)
 
-    def consume(self, stage: Stage, process: SimProcess, records_max: int, dice: Random) -> bool:
-        """Process so many records, or all until it is idle; return whether it was that."""
+    def consume(self, stage: Stage, process: SimProcess, records_max: int, dice: Random) -> None:
+        """Process so many records, or all until it is idle."""
         names, ledger = stage.world.names, self.ledger
-        life = names[self.log].life
+        lives = [names[log].life for log in self.logs]
+        had = [ledger.has(self.name, life) for life in lives]
         consumer = Consumer(
             SimStore(stage.world, process),
-            self.log,
+            self.logs,
             self.name,
             start=self.start,
             options=self.options,
@@ -110,29 +113,34 @@ class Consuming:
         course: Course | None = None
         try:
             with consumer:
-                if names[self.log].life is not life:
-                    return False
-                course = ledger.opened(self.name, life, everything)
-                if course is None:
-                    return False
-                return self._process(stage, consumer, Sitting(ledger, course, life), records_max, dice)
+                if any(names[log].life is not life for log, life in zip(self.logs, lives, strict=True)):
+                    return
+                for life, each in zip(lives, had, strict=True):
+                    course = ledger.opened(self.name, life, everything, had=each)
+                    if course is None:
+                        return
+                assert course is not None
+                self._process(stage, consumer, Sitting(ledger, course, {each: course.start(each) for each in lives}), records_max, dice)
         except GarbageCollectedError as error:
             tell_gone(stage, ledger, course, error)
-            return False
+        except InvalidRequestError:
+            # The log does not reach its start yet.
+            if course is not None or not isinstance(self.start, int):
+                raise
 
-    def _process(
-        self, stage: Stage, consumer: Consumer, sitting: Sitting, records_max: int, dice: Random
-    ) -> bool:
-        course, count = sitting.course, 0
-        for record in consumer:
+    def drain(self, stage: Stage, operator: SimProcess, lives: Sequence[Oracle]) -> None:
+        """Process all that is left, from the first log of a chain on."""
+        dice = stage.simulation.dice(f"operator drains {self.name}")
+        replace(self, logs=(lives[0].log,)).consume(stage, operator, EVERYTHING, dice)
+
+    def _process(self, stage: Stage, consumer: Consumer, sitting: Sitting, records_max: int, dice: Random) -> None:
+        for count, record in enumerate(consumer, 1):
             # Asked for the next one, or left, it has processed this one.
             sitting.see(record)
             stage.simulation.pause(dice.random() * self.pause_s)
-            course.done.add(record.offset)
-            count += 1
+            sitting.course.done.add(record.offset)
             if count == records_max:
-                return False
-        return True
+                return
 
 
 def tell_gone(stage: Stage, ledger: ChainLedger, course: Course | None, error: GarbageCollectedError) -> None:
@@ -151,8 +159,10 @@ def attempted(stage: Stage) -> Iterator[None]:
     """Ignore what other processes and the world explain: the log is not there, or the cursor was moved."""
     try:
         yield
-    except (LogNotFoundError, CursorConflictError):
+    except (LogNotFoundError, LogExistsError, CursorConflictError):
         stage.simulation.pause(0.5)
+    except InvalidRequestError as error:
+        stage.fail(f"refused, and nothing explains it: {error}")
     except LogError as error:
         stage.excuse(error)
 

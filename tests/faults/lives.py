@@ -78,6 +78,12 @@ class Name:
         copying = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.COPYING
         return self.entry if copying else None
 
+    @property
+    def _claimed(self) -> Vacancy | None:
+        """The vacancy of a copy to this name, or of a successor."""
+        claims = VacancyKind.COPYING, VacancyKind.FOLLOWING
+        return self.entry if isinstance(self.entry, Vacancy) and self.entry.kind in claims else None
+
     def was_taken_since(self, since_s: float) -> bool:
         """Whether the name was a log's, or claimed by a copy, at some moment since then."""
         before = [log_id for at_s, log_id in self.held if at_s < since_s][-1:]
@@ -94,7 +100,7 @@ class Name:
         if isinstance(before, Manifest) and isinstance(after, Vacancy):
             self._end(now_s)
         self.entry = after
-        if self.copying:
+        if self._claimed:
             self._claims.add(after.log_id)
         taken = isinstance(after, Manifest) or after.kind is not VacancyKind.DESTROYED
         self.held.append((now_s, after.log_id if taken else None))
@@ -171,10 +177,9 @@ class Name:
         """Check a change of an object that is not a manifest."""
         life = self.names.lives.get(log_id)
         if life is None:
-            kept = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.FOLLOWING
-            assert kept or log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
-            ours = self.copying is not None and self.copying.log_id == log_id
-            assert data is not None or not ours, f"{path} was deleted from under the copy that is being made"
+            assert log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
+            ours = self._claimed is not None and self._claimed.log_id == log_id
+            assert data is not None or not ours, f"{path} was deleted from under the log that is being made"
         elif data is not None:
             life.landed(path, data, now_s)
         elif life.over_s > now_s:
