@@ -72,8 +72,8 @@ test-s3-real: setup ## The store suite, the S3 specification and the policies on
 
 SEEDS ?= 2000
 FIRST ?= 0
-sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0; VIEWS=1: of subscriptions and consumers by key; QUEUES=1: of delay queues; NAMED=1: of appends with a name
-	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS) $(if $(filter 1,$(VIEWS)),--views)$(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)
+sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0; VIEWS=1: of subscriptions and consumers by key; QUEUES=1: of delay queues; NAMED=1: of appends with a name; LIVES=1: of logs that are migrated, copied and restored
+	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS) $(if $(filter 1,$(VIEWS)),--views)$(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)$(if $(filter 1,$(LIVES)),--lives)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
 	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/storage/documents/*,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
@@ -84,8 +84,8 @@ crashes: setup ## Every store call of every scenario with every fault; PAIRS=1 a
 	$(BIN)/python -m tests.faults.crashes $(if $(filter 1,$(PAIRS)),--pairs)
 	WAL3_TEST_STRIDE=1 $(BIN)/pytest tests/queue/test_crashes.py -o faulthandler_timeout=0
 
-mutants: setup ## How many simulated worlds each deliberate defect takes to be found; QUEUES=1, NAMED=1: those of delay queues, of appends with a name
-	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000 $(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)
+mutants: setup ## How many simulated worlds each deliberate defect takes to be found; QUEUES=1, NAMED=1, LIVES=1: those of delay queues, of appends with a name, of migrations and copies
+	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000 $(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)$(if $(filter 1,$(LIVES)),--lives)
 
 canary: setup ## A campaign that must fail: it succeeds when the defect it carries is found
 	$(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --canary --mutant "an unanswered CAS is taken for failed"

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.faults.chain_worlds import chain_story
 from tests.faults.mutants import MUTANTS
 from tests.faults.named_mutants import NAMED_MUTANTS
 from tests.faults.named_worlds import named_story
@@ -106,6 +107,7 @@ WORLDS: dict[str, tuple[Callable[[int], Story], tuple[Mutation, ...]]] = {
     "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS, *READER_MUTANTS)),
     "queues": (queue_story, QUEUE_WORLD_MUTANTS),
     "named": (named_story, NAMED_MUTANTS),
+    "lives": (chain_story, ()),
 }
 
 
@@ -147,7 +149,15 @@ def _tallies(
         yield from pool.imap_unordered(work, chunks)
 
 
-def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool]) -> dict[int, str]:
+def with_faults(story: Story, faults: Mapping[int, str]) -> Story:
+    """Let a story have these faults, by store call, in place of those that it would draw."""
+    story.plan = Script(faults)
+    return story
+
+
+def shrink(
+    seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool], make: Callable[[int], Story] = Story
+) -> dict[int, str]:
     """Remove faults, half of them at a time and then one by one, as long as the seed still fails."""
     kept = dict(faults)
     size = max(1, len(kept) // 2)
@@ -155,7 +165,7 @@ def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool])
         indexes = sorted(kept)
         for at in range(0, len(indexes), size):
             fewer = {index: kept[index] for index in kept if index not in indexes[at : at + size]}
-            if fails(Story(seed, plan=Script(fewer))):
+            if fails(with_faults(make(seed), fewer)):
                 kept = fewer
                 break
         else:
@@ -170,13 +180,12 @@ def _show_failure(seed: int, how: str, mutant: str | None, kind: str) -> None:
     print(
         f"seed {seed} failed; replay it with: {sys.executable} -m tests.faults.campaign --first {seed} --seeds 1{extra}"
     )
-    if kind != "logs":
-        return
-    story = Story(seed)
+    make = WORLDS[kind][0]
+    story = make(seed)
     broken(story)
     fired = story.stage.world.fired_at
-    if broken(Story(seed, plan=Script(fired))) is not None:
-        kept = shrink(seed, fired, lambda candidate: broken(candidate) is not None)
+    if broken(with_faults(make(seed), fired)) is not None:
+        kept = shrink(seed, fired, lambda candidate: broken(candidate) is not None, make)
         print(f"of its {len(fired)} faults these suffice (store call: fault): {kept or 'none at all'}")
 
 
@@ -241,6 +250,8 @@ def main() -> None:
     parser.add_argument("--queues", dest="kind", action="store_const", const="queues", help=queues)
     named = "worlds of appends with a name"
     parser.add_argument("--named", dest="kind", action="store_const", const="named", help=named)
+    lives = "worlds of logs that are migrated, copied and restored, with all who have cursors there"
+    parser.add_argument("--lives", dest="kind", action="store_const", const="lives", help=lives)
     parser.add_argument("--mutant", help="put this defect into the library first: the campaign must fail")
     parser.add_argument("--sensitivity", action="store_true", help="how many seeds each defect takes to be found")
     parser.add_argument("--canary", action="store_true", help="succeed only when a promise is found broken")

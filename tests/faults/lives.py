@@ -78,6 +78,12 @@ class Name:
         copying = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.COPYING
         return self.entry if copying else None
 
+    @property
+    def _claimed(self) -> Vacancy | None:
+        """The vacancy of a copy to this name, or of a successor."""
+        claims = VacancyKind.COPYING, VacancyKind.FOLLOWING
+        return self.entry if isinstance(self.entry, Vacancy) and self.entry.kind in claims else None
+
     def was_taken_since(self, since_s: float) -> bool:
         """Whether the name was a log's, or claimed by a copy, at some moment since then."""
         before = [log_id for at_s, log_id in self.held if at_s < since_s][-1:]
@@ -94,7 +100,7 @@ class Name:
         if isinstance(before, Manifest) and isinstance(after, Vacancy):
             self._end(now_s)
         self.entry = after
-        if self.copying:
+        if self._claimed:
             self._claims.add(after.log_id)
         taken = isinstance(after, Manifest) or after.kind is not VacancyKind.DESTROYED
         self.held.append((now_s, after.log_id if taken else None))
@@ -140,6 +146,8 @@ class Name:
             named = _SOURCE.match(before.terms)
             assert named is not None
             source = self.names.lives[LogId(named["log_id"])]
+            life.origin, life.is_copy = source, True
+            life.with_cursors = not before.terms.endswith("cursors: none")
             for offset in range(first, limit):
                 # It may hold what the source has dropped since it was pinned.
                 lacks = offset in life.dropped and offset in source.dropped
@@ -148,7 +156,8 @@ class Name:
             return
         assert first == limit, "a log that is no copy begins with records"
         if after.follows:
-            sealed = self.names.lives[LogId(after.follows)].manifest
+            life.origin = self.names.lives[LogId(after.follows)]
+            sealed = life.origin.manifest
             assert sealed is not None
             assert sealed.seal is not None, "a log that is not sealed was followed"
             assert after.first == sealed.next, "INV-19"
@@ -169,8 +178,8 @@ class Name:
         life = self.names.lives.get(log_id)
         if life is None:
             assert log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
-            ours = self.copying is not None and self.copying.log_id == log_id
-            assert data is not None or not ours, f"{path} was deleted from under the copy that is being made"
+            ours = self._claimed is not None and self._claimed.log_id == log_id
+            assert data is not None or not ours, f"{path} was deleted from under the log that is being made"
         elif data is not None:
             life.landed(path, data, now_s)
         elif life.over_s > now_s:

@@ -88,6 +88,7 @@ class NamedHand:
     store: FatefulStore
     ledger: NamedLedger
     options: WriterOptions
+    log: str = LOG
     # What was staged and may be installed late.
     kept: list[tuple[Once, tuple[Message, ...], list[StagedFragment]]] = field(default_factory=list)
 
@@ -125,7 +126,7 @@ class NamedHand:
         try:
             for some in (rows[:at], rows[at:]):
                 table = pa.table([[row.key for row in some], [row.body for row in some]], schema=MESSAGE_SCHEMA)
-                parts += Stager(place, LOG, options=self.options, runtime=self.store.process).stage(table)
+                parts += Stager(place, self.log, options=self.options, runtime=self.store.process).stage(table)
         except LogNotFoundError:
             self._initialize(place)
             return []
@@ -136,7 +137,7 @@ class NamedHand:
 
     def _initialize(self, place: ObjectStore) -> None:
         try:
-            LogWriter.initialize(place, LOG, runtime=self.store.process)
+            LogWriter.initialize(place, self.log, runtime=self.store.process)
         except LogExistsError:
             pass
         except LogError as error:
@@ -148,7 +149,7 @@ class NamedHand:
         attempt = self.ledger.begin(Attempt(once, rows, parts[0].log_id, began_s))
         fired = self.stage.world.fired
         try:
-            done = install_staged(self.place, LOG, parts, once=once, options=self.options, runtime=self.store.process)
+            done = install_staged(self.place, self.log, parts, once=once, options=self.options, runtime=self.store.process)
         except NotDurableError as error:
             attempt.outcome = "refused"
             fired[f"named: {type(error).__name__}"] += 1

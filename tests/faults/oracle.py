@@ -52,13 +52,18 @@ class Shared:
     copiers: set[str] = field(default_factory=set)
 
 
-@dataclass
+@dataclass(eq=False)
 class Oracle:
     """Reads the objects of one life of a log directly, without faults."""
 
     objects: ObjectStore
     shared: Shared = field(default_factory=Shared)
     log: str = ""
+    # The life that this one is a copy of, or follows.
+    origin: Oracle | None = None
+    is_copy: bool = False
+    # Whether a copy has got cursors.
+    with_cursors: bool = False
     began_s: float = 0.0
     over_s: float = NEVER_S
     manifest: Manifest | None = None

@@ -58,6 +58,8 @@ class World:
     names: Names = field(init=False)
     marks: Marks = field(init=False)
     network: SimProcess = field(init=False)
+    # Checks of a story's own, after each change of an object: its path, and whether it was deleted.
+    watching: list[Callable[[str, bool], None]] = field(default_factory=list)
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -116,6 +118,8 @@ class World:
         try:
             self.names.landed(path, data, self.simulation.now_s, who)
             self.marks.landed(path, self.simulation.now_s, who)
+            for watch in self.watching:
+                watch(path, data is None)
         except (AssertionError, LogError) as error:
             self.simulation.failure = error
             raise

@@ -254,7 +254,11 @@ class Story:
         stage.world.heal()
         stage.simulation.pause(LATE_S_MAX + OUTAGE_S_MAX)  # every late request has arrived by then
         self.end(stage, operator)
-        _end(stage, operator)
+        self.close(operator)
+
+    def close(self, operator: SimProcess) -> None:
+        """Check what must hold in the end, with every fault healed."""
+        _end(self.stage, operator)
 
 
 def _process(simulation: Simulation, name: str) -> SimProcess:

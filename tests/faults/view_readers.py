@@ -145,8 +145,9 @@ class Looking:
 
     def _count(self, stage: Stage, store: SimStore, dice: Random) -> None:
         """Count a key's records in a fixed range: as many as there were at some moment of the call."""
-        key, oracle = dice.choice(TOPICS).encode(), stage.world.oracle
-        log = self._opened(store)
+        key, log = dice.choice(TOPICS).encode(), self._opened(store)
+        # The life that was opened: a writer may have begun it meanwhile.
+        oracle = stage.world.oracle
         assert oracle.manifest is not None
         first, limit = oracle.manifest.first.position.offset, oracle.manifest.next.position.offset
         offsets = [at for at in range(first, limit) if oracle.records[at - 1].key == key]
