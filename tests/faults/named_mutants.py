@@ -67,7 +67,7 @@ NAMED_MUTANTS = (
     Mutation(
         "a cursor remembers the newest append alone",
         NAMED + "begun",
-        "return (*(each for each in kept if each not in forgotten), append)",
+        "return (*(each for each in _beside(held, append) if each not in gone), append)",
         "return (append,)",
     ),
     Mutation(

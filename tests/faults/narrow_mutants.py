@@ -176,4 +176,10 @@ NARROW_MUTANTS = (
     ),
     marking_mutant("handing out drops what was not committed yet"),
     marking_mutant("the end of the log is read before the fence is moved"),
+    Mutation(
+        "an append is forgotten that may still be committed",
+        "wal3_core.log.write.once:fenced",
+        "move_fence(found) if found.fence == fence else None",
+        "None",
+    ),
 )

@@ -17,6 +17,7 @@ from tests.faults.marking_windows import (
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
+from tests.spec.test_92_named_lists import forget_an_append_whose_commit_is_under_way
 from tests.stores import FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
@@ -444,6 +445,7 @@ NARROW = (
     resume_after_a_commit_that_was_not_marked,
     hand_out_a_log_while_a_fragment_is_under_way,
     commit_while_a_roll_up_moves_the_fence,
+    forget_an_append_whose_commit_is_under_way,
 )
 
 

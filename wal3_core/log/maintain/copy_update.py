@@ -382,7 +382,7 @@ class _Updating:
             CursorStore(where.store, where.log, runtime=self._runtime, log_id=manifests.log_id())
             for where, manifests in ((self._source, self._from), (self._target, self._into))
         )
-        return CopiedCursors(theirs, ours, self._held)
+        return CopiedCursors(theirs, ours, self._into, self._held)
 
 
 def _groups(uploaded: Iterable[FragmentPointer]) -> Iterator[list[FragmentPointer]]:
