@@ -142,6 +142,10 @@ class Places:
         at = bisect_right(self._starts, offset) - 1
         return self._held[at][2] if at >= 0 and offset < self._held[at][1] else ""
 
+    def continue_at(self, offset: int) -> bool:
+        """Tell whether the records before and at an offset are one append's."""
+        return bool(self.naming_at(offset)) and offset not in self._starts
+
     def cut(self, start: int, limit: int) -> list[int]:
         """Return the offsets from ``start`` to ``limit``, both included, between which all records are one append's."""
         low, high = bisect_right(self._bounds, start), bisect_left(self._bounds, limit)
