@@ -273,7 +273,11 @@ class ChainLedger:
         for name, cursor in life.cursors.items():
             version = cursor.landed[-1]
             course = self.living(name, origin)
-            if isinstance(version, Cursor) and course is not None and len([e for e in self.courses if e.name == name]) == 1:
+            if (
+                isinstance(version, Cursor)
+                and course is not None
+                and len([e for e in self.courses if e.name == name]) == 1
+            ):
                 self.passed(course, origin, course.start(origin), min(version.position.offset, end))
 
     def _check_followed(self, life: Oracle, origin: Oracle) -> None:
@@ -375,4 +379,3 @@ class ChainLedger:
 def _terms(policy: Policy) -> Policy:
     """Return what a policy says, without which version of whose document it is."""
     return replace(policy, log_id=Policy().log_id, generation=0, writer="")
-

@@ -120,7 +120,13 @@ class Consuming:
                     if course is None:
                         return
                 assert course is not None
-                self._process(stage, consumer, Sitting(ledger, course, {each: course.start(each) for each in lives}), records_max, dice)
+                self._process(
+                    stage,
+                    consumer,
+                    Sitting(ledger, course, {each: course.start(each) for each in lives}),
+                    records_max,
+                    dice,
+                )
         except GarbageCollectedError as error:
             tell_gone(stage, ledger, course, error)
         except InvalidRequestError:

@@ -67,7 +67,7 @@ NAMED_MUTANTS = (
     Mutation(
         "a cursor remembers the newest append alone",
         NAMED + "begun",
-        "return (*(each for each in kept if each not in forgotten), append)",
+        "return (*(each for each in _beside(held, append) if each not in gone), append)",
         "return (append,)",
     ),
     Mutation(
@@ -96,8 +96,8 @@ NAMED_MUTANTS = (
     ),
     Mutation(
         "a commit of an update divides an append",
-        UPDATING + "_groups",
-        "len(group) >= _FRAGMENTS_PER_COMMIT and group[-1].limit.timestamp_us != pointer.start.timestamp_us",
+        "wal3_core.log.maintain.copied_pieces:groups",
+        "len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer)",
         "len(group) >= 2",
     ),
 )

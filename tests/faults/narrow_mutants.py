@@ -200,4 +200,10 @@ NARROW_MUTANTS = (
         "            failed(error)\n            break\n",
         "            raise\n",
     ),
+    Mutation(
+        "an append is forgotten that may still be committed",
+        "wal3_core.log.write.once:fenced",
+        "move_fence(found) if found.fence == fence else None",
+        "None",
+    ),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-
-from tests.faults.campaign import broken, shrink
-from tests.faults.chain_ledger import ALL_RULES, RETIRED_CURSORS, RULES, SUCCESSOR_CURSORS, SUCCESSOR_POLICY
 from tests.faults.chain_mutants import CHAIN_MUTANTS
+
+from tests.faults.campaign import broken
 from tests.faults.chain_worlds import chain_story
 from tests.mutations import Mutation, applied
 

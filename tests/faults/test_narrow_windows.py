@@ -22,6 +22,7 @@ from tests.faults.marking_windows import (
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
+from tests.spec.test_92_named_lists import forget_an_append_whose_commit_is_under_way
 from tests.stores import Fault, FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
@@ -462,6 +463,7 @@ NARROW = (
     follow_a_log_that_is_sealed_to_be_destroyed,
     destroy_while_it_is_taken_back_and_a_pin_is_made,
     install_staged_while_a_roll_is_denied,
+    forget_an_append_whose_commit_is_under_way,
 )
 
 

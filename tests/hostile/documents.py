@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription", "cursor_of_a_writer")
-NAMES = ("manifest", "manifest_of_a_keyed_log", *CURSORS, "snapshot", "snapshot_of_snapshots")
+MANIFESTS = ("manifest", "manifest_of_a_keyed_log", "manifest_of_a_staged_append")
+NAMES = (*MANIFESTS, *CURSORS, "snapshot", "snapshot_of_snapshots")
 Value = Manifest | Cursor | Snapshot
 
 
@@ -51,7 +52,7 @@ def sealed(name: str, opened: bytes) -> bytes:
 def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
     """Decode the document; a snapshot under its stored name, or ``renamed`` to the hash of the bytes."""
     match name:
-        case "manifest" | "manifest_of_a_keyed_log":
+        case "manifest" | "manifest_of_a_keyed_log" | "manifest_of_a_staged_append":
             return Manifest.from_bytes(data)
         case "cursor" | "cursor_of_keys" | "cursor_of_a_subscription" | "cursor_of_a_writer":
             return Cursor.from_bytes(data, what="cursor/golden.json")
@@ -69,7 +70,7 @@ def pointer_of(name: str) -> SnapshotPointer:
 
 def named(name: str) -> str:
     """The name of the document in errors."""
-    manifests = dict.fromkeys(("manifest", "manifest_of_a_keyed_log"), "manifest/MANIFEST.json")
+    manifests = dict.fromkeys(MANIFESTS, "manifest/MANIFEST.json")
     cursors = dict.fromkeys(CURSORS, "cursor/golden.json")
     known = {**manifests, **cursors}
     return known.get(name) or f"snapshot {pointer_of(name).path}"

@@ -310,15 +310,27 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     assert Manifest.from_bytes((GOLDEN / "manifest.json").read_bytes()) == sealed
     golden("manifest_of_a_keyed_log.json", replace(held, keyed=True).to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest_of_a_keyed_log.json").read_bytes()) == replace(held, keyed=True)
+    staged = of_a_staged_append(held)
+    golden("manifest_of_a_staged_append.json", staged.to_bytes())
+    assert Manifest.from_bytes((GOLDEN / "manifest_of_a_staged_append.json").read_bytes()) == staged
+
+
+def of_a_staged_append(held: Manifest) -> Manifest:
+    """Let the last three of four fragments be of one append."""
+    first, second, *others = held.fragments
+    return held.holding([first, second, *(replace(each, continues=True) for each in others)])
 
 
 @pytest.mark.parametrize("value", [False, 1, "true", None])
-def test_keyed_is_true_or_left_out(held: Manifest, value: object) -> None:
+def test_flag_is_true_or_left_out(held: Manifest, value: object) -> None:
     document = json.loads(held.to_bytes())
     del document["checksum"]
 
     with pytest.raises(CorruptError, match="keyed: expected true, or no such field"):
         Manifest.from_bytes(strict_json.dump_checksummed({**document, "keyed": value}))
+    document["fragments"][1]["continues"] = value
+    with pytest.raises(CorruptError, match="continues: expected true, or no such field"):
+        Manifest.from_bytes(strict_json.dump_checksummed(document))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from wal3_core import (
     LogReader,
     LogWriter,
     Message,
+    Origin,
     PinStore,
     Record,
     bootstrap,
@@ -146,7 +147,7 @@ def test_damaged_record_is_an_error_and_no_table(memory_store: MemoryStore) -> N
 
 
 def test_time_that_no_timestamp_can_hold_is_refused(memory_store: MemoryStore) -> None:
-    bootstrap(memory_store, "a", [Record(1, 2**63, None, b"x")])
+    bootstrap(memory_store, "a", [Record(1, 2**63, None, b"x")], Origin(any_time=True))
     reader = LogReader.open(memory_store, "a")
 
     with pytest.raises(InvalidRequestError, match="use batches"):

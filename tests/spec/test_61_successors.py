@@ -11,12 +11,16 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import (
     AtTime,
+    Consumer,
+    ConsumerOptions,
     CorruptError,
     GarbageCollectedError,
     InvalidRequestError,
     Limits,
     LogNotFoundError,
+    LogWriter,
     Setsum,
+    follow_across,
     migrate,
     records_across,
     seal,
@@ -143,8 +147,25 @@ def test_cycle_of_successors_ends_in_an_error(memory_store: MemoryStore) -> None
         base = replace(base, manifest=replace(base.manifest, log_id=LogId(log * 32)))
         assert isinstance(manifests.install(changed, base), Installed)
 
-    with pytest.raises(CorruptError, match="within 256 successors"):
+    again = f"log a: expected a log that none of its successors leads to, found log {'a' * 32} again"
+    with pytest.raises(CorruptError, match=again):
         bodies(memory_store, "a")
+    with pytest.raises(CorruptError, match=again):
+        list(follow_across(memory_store, "a", idle_s=5.0))
+
+
+@pytest.mark.slow
+def test_chain_of_any_number_of_successors_is_read_to_its_end(memory_store: MemoryStore) -> None:
+    days = 260
+    for day in range(days):
+        with LogWriter.open_or_initialize(memory_store, f"day{day}") as writer:
+            writer.append(b"%d" % day)
+        migrate(memory_store, f"day{day}", f"day{day + 1}", reason="a log a day")
+
+    assert len(bodies(memory_store, "day0")) == days
+    assert len(list(follow_across(memory_store, "day0", idle_s=0.0))) == days
+    with Consumer(memory_store, "day0", "c", options=ConsumerOptions(idle_s=0.0)) as consumer:
+        assert len(list(consumer)) == days
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])

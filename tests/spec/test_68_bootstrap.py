@@ -35,6 +35,7 @@ from wal3_core import (
 )
 from wal3_core.model.record import record_setsum
 from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,6 +191,26 @@ def test_records_of_another_setsum_than_the_source_s_make_no_log(memory_store: M
     assert_no_log_yet(memory_store)
 
     assert bootstrap(memory_store, "a", foreign(10), origin, options=FEW).setsum == expected
+
+
+def test_time_far_beyond_the_store_s_clock_is_refused_unless_that_is_allowed(store: ObjectStore) -> None:
+    """Nothing that is appended later could be older, so that no retention would ever end."""
+    now_us = shared_runtime().now_us()
+    for times, origin, complaint in (
+        ([0, now_us * 1000], Origin(), rf"record at offset 2: .* 60 s beyond .* found {now_us * 1000} .in nanosec"),
+        ([now_us + 3600_000_000], Origin(), r"record at offset 1: .*, found \d+: if it is right, give an origin"),
+        ([], Origin(timestamp_us=now_us * 1000), "timestamp_us of the origin: .* nanoseconds"),
+    ):
+        with pytest.raises(InvalidRequestError, match=complaint):
+            bootstrap(store, "a", [Record(1 + at, time, None, b"v") for at, time in enumerate(times)], origin)
+        with pytest.raises(LogNotFoundError):
+            LogReader.open(store, "a")
+
+    ahead = [Record(1, now_us + 3600_000_000, None, b"v")]
+    bootstrap(store, "a", ahead, Origin(any_time=True))
+    assert held(store) == ahead
+    bootstrap(store, "b", [Record(1, now_us + 30_000_000, None, b"of a clock that is ahead")])
+    assert len(held(store, "b")) == 1
 
 
 def test_existing_log_is_left_alone(store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ from tests.spec.test_91_staged import ONCE, OPTIONS, stage
 from tests.stores import FaultyStore
 from wal3_core import LogAt, LogWriter, Policy, UnknownDurabilityError, copy, destroy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.maintain import copy_update
+from wal3_core.log.maintain import copied_pieces
 from wal3_core.log.write.staged_install import install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
@@ -36,7 +36,9 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_update, "_FRAGMENTS_PER_COMMIT", 5)
+    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_PER_COMMIT", 5)
+    # Not by their times.
+    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_OF_ONE_TIME_MAX", 5)
 
 
 def alone(name: str) -> Once:

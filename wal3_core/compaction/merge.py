@@ -171,6 +171,7 @@ class Merger:
             setsum=encoded.setsum,
             num_bytes=len(encoded.data),
             num_records=len(table),
+            continues=first.continues,
         )
         if self.write:
             self._write(pointer, encoded.data, [each.rows for each in left_out.values()])

@@ -25,6 +25,7 @@ class FragmentPointer:
 
     ``first_seq_no`` differs from ``seq_no`` only when a compacted fragment replaces several; such a
     fragment may hold fewer records than its range has offsets. ``num_bytes`` is the size of the stored file.
+    ``continues`` says that its first record and the last one of the fragment before it belong to one staged append.
     """
 
     path: str
@@ -35,6 +36,7 @@ class FragmentPointer:
     setsum: Setsum
     num_bytes: int
     num_records: int
+    continues: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that are not integers: true would be taken for 1, and written as true."""
@@ -63,6 +65,7 @@ class FragmentPointer:
             "setsum": self.setsum.hexdigest(),
             "num_bytes": self.num_bytes,
             "num_records": self.num_records,
+            **({"continues": True} if self.continues else {}),
         }
 
     @classmethod
@@ -80,6 +83,7 @@ class FragmentPointer:
             setsum=Setsum.from_hexdigest(fields.string("setsum")),
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
+            continues=fields.is_set("continues"),
         )
         fields.finish()
         return pointer

@@ -103,14 +103,29 @@ def _placed(append: NamedAppend, pointers: Sequence[FragmentPointer]) -> NamedAp
 def begun(appends: Iterable[NamedAppend], append: NamedAppend) -> tuple[NamedAppend, ...]:
     """Return what a cursor remembers when an append begins, the newest last: of a series, the newest alone.
 
-    Those without a series are forgotten first: a number below that of a series is refused, however old it is.
+    An append without a series makes it forget none of a series: there may be one more than a cursor can have then.
     """
-    kept = [
+    held = tuple(appends)
+    gone = forgotten(held, append)
+    return (*(each for each in _beside(held, append) if each not in gone), append)
+
+
+def forgotten(appends: Iterable[NamedAppend], append: NamedAppend) -> list[NamedAppend]:
+    """Return those that a cursor has no place for when an append begins.
+
+    Those without a series come first: a number below that of a series is refused, however old it is.
+    """
+    kept = _beside(appends, append)
+    order = sorted(kept, key=lambda each: bool(each.series))
+    num_over = max(0, len(kept) + 1 - NAMED_APPENDS_MAX)
+    return [each for each in order[:num_over] if append.series or not each.series]
+
+
+def _beside(appends: Iterable[NamedAppend], append: NamedAppend) -> list[NamedAppend]:
+    """Return the others, without an earlier one of the same series."""
+    return [
         each for each in appends if each.naming != append.naming and (not append.series or each.series != append.series)
     ]
-    num_over = max(0, len(kept) + 1 - NAMED_APPENDS_MAX)
-    forgotten = sorted(kept, key=lambda each: bool(each.series))[:num_over]
-    return (*(each for each in kept if each not in forgotten), append)
 
 
 class Places:
@@ -126,6 +141,10 @@ class Places:
         """Return the naming of the append that has the record at an offset; empty if none has."""
         at = bisect_right(self._starts, offset) - 1
         return self._held[at][2] if at >= 0 and offset < self._held[at][1] else ""
+
+    def continue_at(self, offset: int) -> bool:
+        """Tell whether the records before and at an offset are one append's."""
+        return bool(self.naming_at(offset)) and offset not in self._starts
 
     def cut(self, start: int, limit: int) -> list[int]:
         """Return the offsets from ``start`` to ``limit``, both included, between which all records are one append's."""

@@ -38,8 +38,8 @@ class Replacement:
     def __post_init__(self) -> None:
         """Refuse a fragment that does not cover exactly the run."""
         first, last, pointer = self.members[0], self.members[-1], self.pointer
-        covered = (first.first_seq_no, last.seq_no, first.start, last.limit)
-        if covered != (pointer.first_seq_no, pointer.seq_no, pointer.start, pointer.limit):
+        covered = (first.first_seq_no, last.seq_no, first.start, last.limit, first.continues)
+        if covered != (pointer.first_seq_no, pointer.seq_no, pointer.start, pointer.limit, pointer.continues):
             message = f"fragment {pointer.seq_no}: expected to stand for {covered}, found {pointer}"
             raise InvalidRequestError(message)
 

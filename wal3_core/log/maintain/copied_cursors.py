@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
+from wal3_core.log.write.once import fenced
 from wal3_core.model.belongings import Operation, take_cursors
 from wal3_core.model.cursor import is_writers
-from wal3_core.model.named_append import begun, placed
+from wal3_core.model.named_append import NAMED_APPENDS_MAX, placed
 from wal3_core.options import UNLIMITED
 from wal3_core.storage.documents.cursor_store import CursorStore
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.position import LogPosition
+    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.storage.documents.manifest_store import ManifestStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -64,8 +67,8 @@ def load_cursors(cursors: CursorStore, manifest: Manifest, snapshots: SnapshotSt
 class CopiedCursors:
     """The cursors of a source and of its copy; ``moved`` names those of the copy that were created or moved."""
 
-    def __init__(self, theirs: CursorStore, ours: CursorStore, snapshots: SnapshotStore) -> None:
-        self._theirs, self._ours = theirs, ours
+    def __init__(self, theirs: CursorStore, ours: CursorStore, copy: ManifestStore, snapshots: SnapshotStore) -> None:
+        self._theirs, self._ours, self._copy = theirs, ours, copy
         self._snapshots = snapshots
         self.moved: set[str] = set()
 
@@ -100,12 +103,24 @@ class CopiedCursors:
         if held is not None:
             if _is_in_use(name, held.cursor, wanted, limit):
                 return False
-            wanted = _with_begun(held.cursor, wanted)
+            both = _with_begun(held.cursor, wanted)
+            if len(both.appends) <= NAMED_APPENDS_MAX:
+                wanted = both
+            elif (held := self._settled(name, held, limit)) is None:
+                return False
             if _content(held.cursor) == _content(wanted):
                 return False
         # The name may be another cursor's by now: nothing of the old one stays.
         self._ours.carry(name, wanted, held)
         return True
+
+    def _settled(self, name: str, held: Witness, limit: LogPosition) -> Witness | None:
+        """Return a cursor whose appends without a place are not in the copy, nor will be; None if the copy has grown.
+
+        What appends one of them is refused once the cursor has another version, at the copy's next fence.
+        """
+        held = self._ours.save(name, held.cursor.position, held)
+        return held if fenced(self._copy).next.position == limit else None
 
 
 def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
@@ -123,15 +138,21 @@ def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> b
 
 
 def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
-    """Keep the appends that may just begin at the same place of the copy: they would be made again."""
+    """Keep the appends that may just begin at the same place of the copy: they would be made again.
+
+    These may be more than a cursor can have.
+    """
     if held.position != wanted.position:
         return wanted
     appends = wanted.appends
     named, newest = {each.naming for each in appends}, {each.series: each.number for each in appends if each.series}
-    for each in held.appends:
-        if not each.is_done and each.naming not in named and each.number > newest.get(each.series, -1):
-            appends = begun(appends, each)
-    return replace(wanted, appends=appends)
+    ours = [
+        each
+        for each in held.appends
+        if not each.is_done and each.naming not in named and each.number > newest.get(each.series, -1)
+    ]
+    later = {each.series for each in ours if each.series}
+    return replace(wanted, appends=(*ours, *(each for each in appends if each.series not in later)))
 
 
 def _content(cursor: Cursor) -> tuple[object, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,13 +22,13 @@ from wal3_core.errors import (
 )
 from wal3_core.log.maintain.copied_cursors import CopiedCursors, appends_of
 from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.maintain.copied_pieces import Piece, groups, pieces
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.named_append import Places
@@ -48,17 +47,15 @@ from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
-    from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.manifest_store import Installed
 
-# A commit that dies leaves this many fragments to be copied again.
-_FRAGMENTS_PER_COMMIT = 16
 _FRAGMENTS_AHEAD = 4
 _SNAPSHOTS_LOADED_MAX = 64
 
@@ -123,15 +120,6 @@ def update_copy(
     """
     runtime = runtime or shared_runtime()
     return _Updating(source, target, runtime, progress).run(with_cursors=with_cursors)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The records of a fragment of the source from ``start`` to ``limit``, which become one of the copy's own."""
-
-    pointer: FragmentPointer
-    start: int
-    limit: int
 
 
 class _Updating:
@@ -274,15 +262,15 @@ class _Updating:
         total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
-        wanted = enumerate(self._pieces(source.pointers, offset, places))
+        wanted = enumerate(pieces(source.pointers, offset, places, self._held.load))
         uploaded = map_ahead(
             self._runtime,
-            lambda each: self._upload(each[1], FragmentSeqNo(following + each[0]), entry.token, places),
+            lambda each: (each[1], self._upload(each[1], FragmentSeqNo(following + each[0]), entry.token, places)),
             wanted,
             count=_FRAGMENTS_AHEAD,
             share=share_of(self._into.objects),
         )
-        for group in _groups(uploaded):
+        for group in groups(uploaded):
             until_s = self._runtime.monotonic_s() + self._timeout_s
             match self._committer.commit(base, term, group, until_s):
                 case Committed(base):
@@ -303,23 +291,7 @@ class _Updating:
                     raise UnavailableError(message)
         return base.manifest
 
-    def _walk(self, pointers: Iterable[Pointer], offset: int) -> Iterator[FragmentPointer]:
-        for pointer in pointers:
-            if pointer.limit.offset <= offset:
-                continue
-            if isinstance(pointer, FragmentPointer):
-                yield pointer
-            else:
-                yield from self._walk(self._held.load(pointer).pointers, offset)
-
-    def _pieces(self, pointers: Iterable[Pointer], offset: int, places: Places) -> Iterator[_Piece]:
-        """Cut the source's fragments where a named append begins or ends: a pass may have joined it with others."""
-        for pointer in self._walk(pointers, offset):
-            cuts = places.cut(max(pointer.start.offset, offset), pointer.limit.offset)
-            for start, limit in pairwise(cuts):
-                yield _Piece(pointer, start, limit)
-
-    def _upload(self, piece: _Piece, seq_no: FragmentSeqNo, token: str, places: Places) -> FragmentPointer:
+    def _upload(self, piece: Piece, seq_no: FragmentSeqNo, token: str, places: Places) -> FragmentPointer:
         """Write records of a fragment of the source as a fragment of the copy's own.
 
         They must have the source's setsum; of those of a part of it, the source's were checked.
@@ -354,6 +326,8 @@ class _Updating:
             first_seq_no=seq_no,
             seq_no=seq_no,
             num_bytes=len(encoded.data),
+            # As the source says it of a whole fragment: its snapshots are repaired from the copy's pointers.
+            continues=pointer.continues if piece.start == pointer.start.offset else piece.continues,
         )
         parquet.decode(encoded.data, copied, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX)
         write_immutable(self._into.objects, copied.path, bytes(encoded.data), self._options.retry, self._runtime)
@@ -382,16 +356,4 @@ class _Updating:
             CursorStore(where.store, where.log, runtime=self._runtime, log_id=manifests.log_id())
             for where, manifests in ((self._source, self._from), (self._target, self._into))
         )
-        return CopiedCursors(theirs, ours, self._held)
-
-
-def _groups(uploaded: Iterable[FragmentPointer]) -> Iterator[list[FragmentPointer]]:
-    """Yield what one commit appends. It divides no append: all records of a staged one have one time."""
-    group: list[FragmentPointer] = []
-    for pointer in uploaded:
-        if len(group) >= _FRAGMENTS_PER_COMMIT and group[-1].limit.timestamp_us != pointer.start.timestamp_us:
-            yield group
-            group = []
-        group.append(pointer)
-    if group:
-        yield group
+        return CopiedCursors(theirs, ours, self._into, self._held)

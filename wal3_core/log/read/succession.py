@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
 
     # A log's name, and its last manifest.
     _Before = tuple[str, Manifest]
-
-# Logs are sealed by people: more than this is a mistake.
-_HOPS_MAX = 256
 
 
 @checked(
@@ -65,16 +63,17 @@ def records_across(
     """
     reading = _Reading(start, limits)
     before: _Before | None = None
-    for _ in range(_HOPS_MAX):
+    seen: set[LogId] = set()
+    while True:
         reader = _open(store, log, before, options=options, runtime=runtime)
         manifest = continuing(reader.manifest(), log, before)
+        _check_new(manifest, log, seen)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
         if successor is None or reading.ends_in(manifest):
             return
         reading.go_on_after(manifest)
         before, log = (log, manifest), successor
-    raise _endless(log)
 
 
 @checked(
@@ -102,17 +101,18 @@ def follow_across(
     runtime, options = runtime or shared_runtime(), options or ReaderOptions()
     reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
     before: _Before | None = None
-    hops = 0
-    while hops < _HOPS_MAX:
+    seen: set[LogId] = set()
+    while True:
         reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
         if reader is None:
             return
         manifest = continuing(reader.manifest(), log, before)
+        _check_new(manifest, log, seen)
         reading.begin(manifest)
         if manifest.seal is None or not reading.lies_beyond(manifest):
             following = reader.following(reading.start, waiting)
             for record in following.records():
-                reading.start, hops = record.offset + 1, 0
+                reading.start = record.offset + 1
                 yield record
             if following.sealed is None:
                 return
@@ -123,8 +123,7 @@ def follow_across(
         if manifest.seal is None or manifest.seal.successor is None:
             return
         reading.go_on_after(manifest)
-        before, log, hops = (log, manifest), manifest.seal.successor, hops + 1
-    raise _endless(log)
+        before, log = (log, manifest), manifest.seal.successor
 
 
 def continuing(found: Manifest, log: str, before: _Before | None) -> Manifest:
@@ -138,8 +137,12 @@ def continuing(found: Manifest, log: str, before: _Before | None) -> Manifest:
     return found
 
 
-def _endless(log: str) -> CorruptError:
-    return CorruptError(f"log {log}: expected to reach an open log within {_HOPS_MAX} successors, found none")
+def _check_new(found: Manifest, log: str, seen: set[LogId]) -> None:
+    """Refuse a log that was read before: its successors lead in a circle, which none does that was begun as one."""
+    if found.log_id in seen:
+        message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
+        raise CorruptError(message)
+    seen.add(found.log_id)
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, several
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.maintain.copy_target import CopyTarget
 from wal3_core.log.write.snapshotter import rolled_now
@@ -26,7 +26,7 @@ from wal3_core.model.record import Message, Record, check_message, keyed_setsum
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # What another bootstrap must find to replace one that was cut short.
 _SOURCE = "records given to bootstrap"
+# The year 2000: what lies behind it, and before now, is taken for the time that was meant.
+_EARLY_US = 946_684_800 * US_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +50,19 @@ class Origin:
     """Where a log that is bootstrapped begins.
 
     ``pruned`` is the setsum of what lay below ``first_offset`` in the source, ``setsum`` that of the
-    records, if the source knows it. No record is older than ``timestamp_us``.
+    records, if the source knows it. No record is older than ``timestamp_us``. ``any_time`` takes timestamps that lie far
+    beyond the store's clock.
     """
 
     first_offset: int = FIRST_OFFSET
     timestamp_us: int = 0
     pruned: Setsum = EMPTY
     setsum: Setsum | None = None
+    any_time: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a position that no log can have."""
-        make_plain(self, first_offset=integer, timestamp_us=integer)
+        make_plain(self, first_offset=integer, timestamp_us=integer, any_time=flag)
         make_plain(self, pruned=instance_of(Setsum), setsum=optional(instance_of(Setsum)))
         for name, least in (("first_offset", FIRST_OFFSET), ("timestamp_us", 0)):
             value = getattr(self, name)
@@ -100,10 +104,11 @@ def bootstrap(
 ) -> BootstrapReport:
     """Begin a log with records from elsewhere, unchanged, the first of them at ``origin.first_offset``.
 
-    Offsets must be dense and timestamps must not run back; records are cut into fragments as ``options``
-    say. LogExistsError when there is a log. InvalidRequestError names a record that does not fit, or the
-    setsum when it differs from the origin's. There is no log then, nor when the call is cut short: call
-    it again, which starts over, or destroy the remains.
+    Offsets must be dense, timestamps must not run back, and must lie at most the options' ``clock_ahead_s_max`` beyond
+    the store's clock, unless the origin allows any; records are cut into fragments as ``options`` say. LogExistsError
+    when there is a log. InvalidRequestError names a record that does not fit, or the setsum when it differs from the
+    origin's. There is no log then, nor when the call is cut short: call it again, which starts over, or destroy the
+    remains.
     """
     runtime, options, origin = runtime or shared_runtime(), options or WriterOptions(), origin or Origin()
     root = log_store(patient(store, runtime, options.retry), check_log_name(log))
@@ -146,6 +151,9 @@ class _Bootstrapping:
         self._options = options
         self._runtime = runtime
         self._token = runtime.token()
+        self._ahead_us = int(options.clock_ahead_s_max * US_PER_S)
+        # The store's clock, and when it said so.
+        self._begun_us, self._begun_s = claim.begun_us(), runtime.monotonic_s()
         manifests = ManifestStore(root, runtime, options.retry, log_id=claim.log_id)
         self._snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._meter = Meter(runtime, share_of(root).log.rstrip("/"))
@@ -153,6 +161,7 @@ class _Bootstrapping:
     def run(self, records: Iterable[Record]) -> Manifest:
         """Write the records; return the manifest that leads to them, which is not installed yet."""
         origin = self._origin
+        self._check_time(origin.timestamp_us, "timestamp_us of the origin")
         place = Boundary(FIRST_SEQ_NO, LogPosition(origin.first_offset, origin.timestamp_us))
         initial = Manifest.initial(
             log_id=self._claim.log_id, writer=self._runtime.process_name(), timestamp_us=origin.timestamp_us
@@ -202,10 +211,23 @@ class _Bootstrapping:
                 f" found one at {offset} of {timestamp_us}"
             )
             raise InvalidRequestError(message)
+        self._check_time(timestamp_us, f"record at offset {offset}")
         if offset >= U64_MAX - 1:
             message = f"bootstrap: expected offsets below {U64_MAX - 1}, found {offset}"
             raise InvalidRequestError(message)
         return Record(offset, timestamp_us, plain.key, plain.body), size
+
+    def _check_time(self, timestamp_us: int, what: str) -> None:
+        """Refuse a time far beyond the store's clock: no record that is appended later could be older."""
+        store_us = self._begun_us + int((self._runtime.monotonic_s() - self._begun_s) * US_PER_S)
+        limit_us = store_us + self._ahead_us
+        if timestamp_us > limit_us and not self._origin.any_time:
+            unit = " (in nanoseconds?)" if _EARLY_US <= timestamp_us // 1000 <= limit_us else ""
+            message = (
+                f"bootstrap: {what}: expected a time in microseconds of at most {limit_us},"
+                f" {self._ahead_us // US_PER_S} s beyond the store's clock, found {timestamp_us}{unit}: if it is right, give an origin with any_time"
+            )
+            raise InvalidRequestError(message)
 
     def _write(self, batch: _Batch) -> FragmentPointer:
         records = batch.records

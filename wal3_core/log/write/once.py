@@ -14,10 +14,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, text
-from wal3_core.errors import CursorConflictError, InvalidRequestError, NotDurableError, UnknownDurabilityError
+from wal3_core.errors import (
+    CursorConflictError,
+    InvalidRequestError,
+    NotDurableError,
+    UnknownDurabilityError,
+)
 from wal3_core.log.read.scan import select
+from wal3_core.model.compacting import move_fence
 from wal3_core.model.cursor import Owner
-from wal3_core.model.named_append import NAMING_DIGITS, SERIES_LENGTH_MAX, NamedAppend, begun, placed
+from wal3_core.model.named_append import (
+    NAMED_APPENDS_MAX,
+    NAMING_DIGITS,
+    SERIES_LENGTH_MAX,
+    NamedAppend,
+    begun,
+    forgotten,
+    placed,
+)
 from wal3_core.model.paths import check_writer_cursor_name
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import UNLIMITED
@@ -60,11 +74,15 @@ class Once:
             )
             raise InvalidRequestError(message)
 
-    def begin(self, log: str) -> NamedAppend:
-        """Return it as it begins. Its fragments' tokens begin the same in a log that was restored under its name."""
-        named = f"{log}/{self.cursor}/{self.append}".encode()
-        naming = hashlib.sha256(named).hexdigest()[:NAMING_DIGITS]
-        return NamedAppend(naming=naming, series=self.series, number=self.number if self.series else 0)
+    def begin(self) -> NamedAppend:
+        """Return it as it begins. Its fragments' tokens begin the same in each copy of the log, whatever its name."""
+        # As of a log without a name, so that it is no naming of an earlier version's.
+        number = self.number if self.series else 0
+        return NamedAppend(naming=self.naming_in(""), series=self.series, number=number)
+
+    def naming_in(self, log: str) -> str:
+        """Return how earlier versions named it in the log of a name, which they may have begun it in."""
+        return hashlib.sha256(f"{log}/{self.cursor}/{self.append}".encode()).hexdigest()[:NAMING_DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +100,8 @@ class Remembering:
         self, once: Once, log: str, manifests: ManifestStore, snapshots: SnapshotStore, cursors: CursorStore
     ) -> None:
         self.once = once
-        self._new = once.begin(log)
+        self._new = once.begin()
+        self._namings = {self._new.naming, once.naming_in(log)}
         self._manifests = manifests
         self._snapshots = snapshots
         self._cursors = cursors
@@ -129,10 +148,35 @@ class Remembering:
         self._check_newest(appends)
         if named is None:
             self._check_staged(witness, staged, manifest)
+            self._check_room(appends)
+        if forgotten(appends, append) and any(not (each.series or each.is_done or each is append) for each in appends):
+            return self._go_on(self._settled(witness), staged)
         appends, end = begun(appends, append), manifest.next.position
         if (end.offset, appends) != (witness.cursor.position.offset, before):
             witness = self._save(end, witness, appends)
         return Kept(append=append, witness=witness)
+
+    def _settled(self, witness: Witness) -> Witness:
+        """Forget the appends without a series that are not in the log, nor will be.
+
+        Who appends one of them has looked at the cursor's version, and is refused at the manifest's next fence.
+        """
+        position = witness.cursor.position
+        witness = self._save(position, witness, witness.cursor.appends)
+        manifest = fenced(self._manifests)
+        held = (each.within(manifest.next.position.offset) for each in witness.cursor.appends)
+        appends = placed(held, self._since(manifest, witness))
+        return self._save(position, witness, tuple(each for each in appends if each.is_done or each.series))
+
+    def _check_room(self, appends: tuple[NamedAppend, ...]) -> None:
+        """Refuse an append without a series if all that the cursor can name are of series: none is forgotten for it."""
+        if not self._new.series and sum(bool(each.series) for each in appends) >= NAMED_APPENDS_MAX:
+            message = (
+                f"{self._what}: append {self.once.append[:80]!r}: expected one of a series, as the cursor names appends"
+                f" of {NAMED_APPENDS_MAX} series, found one without: give it a series and a number, or give its"
+                f" writer another name"
+            )
+            raise NotDurableError(message)
 
     def _check_number(self, append: NamedAppend) -> None:
         """Refuse one with the name of another of a series: it is neither a repeated one nor a new one."""
@@ -149,9 +193,9 @@ class Remembering:
         return self._cursors.save(self.once.cursor, end, named, owner=Owner.WRITER)
 
     def _is_this(self, other: NamedAppend) -> bool:
-        """Tell whether the cursor names it; a log that was restored under another name has another naming of it."""
+        """Tell whether the cursor names it; what an earlier version began may have another naming in a copy."""
         new = self._new
-        return other.naming == new.naming or (
+        return other.naming in self._namings or (
             bool(new.series) and (other.series, other.number) == (new.series, new.number)
         )
 
@@ -200,3 +244,11 @@ class Remembering:
                 f" it; repeat it"
             )
             raise UnknownDurabilityError(message)
+
+
+def fenced(manifests: ManifestStore) -> Manifest:
+    """Move the log's fence; return a manifest that has all that began under the fence before, and is ever committed."""
+    base = manifests.load()
+    fence = base.manifest.fence
+    manifests.change(base, lambda found: move_fence(found) if found.fence == fence else None)
+    return manifests.load().manifest

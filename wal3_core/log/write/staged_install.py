@@ -277,12 +277,14 @@ class _Installing:
             start = replace(start, offset=start.offset + sum(part.pointer.num_records for part in group))
 
         def put(each: tuple[FragmentSeqNo, LogPosition, list[StagedFragment]]) -> FragmentPointer:
-            return self._fitting(manifest, *each) or self._write(*each, token)
+            found = self._fitting(manifest, *each) or self._write(*each, token)
+            # No commit of an update of a copy ends between them.
+            return replace(found, continues=each[0] != manifest.next.seq_no)
 
         return map_ahead(self._runtime, put, todo, count=self._options.uploads_max)
 
     def _start(self, manifest: Manifest, first: Sequence[StagedFragment]) -> LogPosition:
-        """Return where the append begins, with the one time of all its records: an update of a copy knows it by that.
+        """Return where the append begins, with the one time of all its records.
 
         It is that of the first fragment, if that one fits as it is.
         """
