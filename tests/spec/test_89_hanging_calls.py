@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter, UnknownDurabilityError, WriterOptions
+from wal3_core import Fleet, FleetOptions, LogWriter, UnknownDurabilityError, WriterOptions
 from wal3_core.runtime.threads import HUNG_S_MAX
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -35,6 +35,23 @@ def test_append_and_close_end_though_a_call_of_the_store_never_returns() -> None
     assert 1 + HUNG_S_MAX <= took_s[0] < 2 * HUNG_S_MAX
     # What has waited too long already is not waited for as long again.
     assert max(took_s[1:]) < HUNG_S_MAX / 3
+
+
+def test_fleet_s_append_and_close_end_though_a_call_of_the_store_never_returns() -> None:
+    simulation = Simulation(0)
+    process = SimProcess(simulation, "p", steady=True)
+
+    def use() -> None:
+        store = FaultyStore(MemoryStore(process))
+        options = FleetOptions(creates=True, writer=WriterOptions(delivery_timeout_s=1))
+        fleet = Fleet.open(store, options=options, runtime=process)
+        fleet.append("a", b"first")
+        store.before = lambda kind, _path: simulation.block(lambda: False, None) if kind == "replace" else None
+        for call in (lambda: fleet.append("a", b"x"), fleet.flush, fleet.close):
+            with pytest.raises(UnknownDurabilityError, match="1 appends have no outcome after .* does not return"):
+                call()
+
+    simulation.run(simulation.spawn(process, "main", use))
 
 
 def test_process_ends_though_a_call_of_the_store_never_returns(local_url: str) -> None:

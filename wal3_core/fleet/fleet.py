@@ -20,7 +20,7 @@ from wal3_core.fleet.open_logs import OpenLogs
 from wal3_core.fleet.slots import Use
 from wal3_core.log.write.columns import check_records, one_record
 from wal3_core.log.write.table_columns import a_table, check_table
-from wal3_core.log.write.writer import submit_told
+from wal3_core.log.write.writer import outcome_of, submit_told
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -72,6 +72,10 @@ def _check_written(log: object, what: str) -> str:
     return name
 
 
+# An append that takes longer is waited for as one whose store may hang.
+_PROMPT_S = 5.0
+
+
 class Fleet:
     """Appends to any number of logs of one store.
 
@@ -118,19 +122,19 @@ class Fleet:
         LogNotFoundError when there is no log of that name, unless the options say ``creates``. BackPressureError when
         the log's consumers are too far behind.
         """
-        return self._runtime.wait(self.submit(log, body, key=key, expect_next=expect_next))
+        return self._outcome(log, self.submit(log, body, key=key, expect_next=expect_next))
 
     @checked(log=_check_written, records=several)
     def append_many(
         self, log: str, records: Iterable[bytes | Message], *, expect_next: int | None = None
     ) -> LogPosition:
         """Append records to a log at adjacent offsets, all or none; return the first one's position."""
-        return self._runtime.wait(self.submit_many(log, records, expect_next=expect_next))
+        return self._outcome(log, self.submit_many(log, records, expect_next=expect_next))
 
     @checked(log=_check_written, table=a_table)
     def append_table(self, log: str, table: Rows, *, expect_next: int | None = None) -> LogPosition:
         """Append the rows of an Arrow table to a log, as ``LogWriter.append_table``."""
-        return self._runtime.wait(self.submit_table(log, table, expect_next=expect_next))
+        return self._outcome(log, self.submit_table(log, table, expect_next=expect_next))
 
     @checked(log=_check_written, expect_next=optional(integer), timeout_s=optional(seconds))
     def submit(
@@ -195,6 +199,17 @@ class Fleet:
         finally:
             self._logs.leave(use)
         return outcome
+
+    def _outcome(self, log: str, future: Future[LogPosition]) -> LogPosition:
+        """Wait as the log's writer does; a log that was closed for others has no append under way."""
+        # Nearly all have their outcomes by then.
+        with contextlib.suppress(TimeoutError):
+            return self._runtime.wait(future, _PROMPT_S)
+        with self._logs.lock:
+            slot = next((slot for slot in self._logs.slots if slot.log == log), None)
+        if slot is None or not slot.opened.done() or slot.opened.exception() is not None:
+            return self._runtime.wait(future)
+        return outcome_of(slot.opened.result(), future)
 
     def _ended(self, use: Use, columns: Columns, outcome: Outcome[LogPosition], done: Future[LogPosition]) -> None:
         """Pass an outcome on once it is counted: a caller that knows it finds a log that is over opened again."""

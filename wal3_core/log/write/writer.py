@@ -291,6 +291,11 @@ def submit_told(
     writer._queue(columns, TellingOutcome(tell), expect_next, timeout_s)  # noqa: SLF001 - of this module
 
 
+def outcome_of(writer: LogWriter, future: Future[LogPosition]) -> LogPosition:
+    """Block until an append through a writer has its outcome, as ``append`` does."""
+    return writer._pipeline.outcome_of(future)  # noqa: SLF001 - of this module
+
+
 def num_offsets_held(writer: LogWriter) -> int:
     """Return how many offsets the log holds, as far as its writer knows; 0 while its state is unknown. No request."""
     return writer._pipeline.num_offsets_held  # noqa: SLF001 - of this module
