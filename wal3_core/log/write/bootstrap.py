@@ -49,8 +49,8 @@ class Origin:
     """Where a log that is bootstrapped begins.
 
     ``pruned`` is the setsum of what lay below ``first_offset`` in the source, ``setsum`` that of the
-    records, if the source knows it. No record is older than ``timestamp_us``. ``any_time`` takes timestamps that lie far
-    beyond the store's clock.
+    records, if the source knows it. No record is older than ``timestamp_us``. ``any_time`` takes timestamps that lie
+    far beyond the store's clock.
     """
 
     first_offset: int = FIRST_OFFSET
@@ -222,7 +222,8 @@ class _Bootstrapping:
             unit = " (in nanoseconds?)" if _EARLY_US <= timestamp_us // 1000 <= limit_us else ""
             message = (
                 f"bootstrap: {what}: expected a time in microseconds of at most {limit_us},"
-                f" {self._ahead_us // US_PER_S} s beyond the store's clock, found {timestamp_us}{unit}: if it is right, give an origin with any_time"
+                f" {self._ahead_us // US_PER_S} s beyond the store's clock, found {timestamp_us}{unit}: if it is right,"
+                f" give an origin with any_time"
             )
             raise InvalidRequestError(message)
 
