@@ -20,7 +20,8 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 @log_argument()
 @click.argument("target")
 @click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
-@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
+@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin at the offset N.")
+@click.option("--after", metavar="COPY", help="Begin where COPY ends, in TARGET's store, and hold all that came since.")
 @click.option("--with-cursors", is_flag=True, help="Also copy the cursors within the copied range.")
 @click.option("--update", is_flag=True, help="Bring TARGET, a copy of LOG, up to date; make the copy if there is none.")
 @json_option
@@ -31,6 +32,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     target: str,
     to_store: str | None,
     from_offset: int | None,
+    after: str | None,
     with_cursors: bool,
     update: bool,
     as_json: bool,
@@ -51,15 +53,21 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
       wal3 copy orders orders --to-store s3://backup/2026-10
       wal3 copy orders orders --to-store s3://backup --update
       wal3 copy orders orders-tail --from-offset 1000000 --with-cursors
+      wal3 copy orders orders/2 --after orders/1 --to-store s3://backup
     """
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
     source, copied = LogAt(store, log), LogAt(other, target)
     if not update:
-        _copy(source, copied, from_offset, with_cursors=with_cursors, as_json=as_json)
+        if from_offset is not None and after is not None:
+            message = "a copy begins at one place: leave out --from-offset or --after"
+            raise click.UsageError(message)
+        begins = from_offset if after is None else LogAt(other, after)
+        _copy(source, copied, begins, with_cursors=with_cursors, as_json=as_json)
         return
-    if from_offset is not None:
-        message = "--update goes on from the end of TARGET: leave out --from-offset"
+    if from_offset is not None or after is not None:
+        left_out = "--after" if from_offset is None else "--from-offset"
+        message = f"--update goes on from the end of TARGET: leave out {left_out}"
         raise click.UsageError(message)
     if not _update(source, copied, with_cursors=with_cursors, as_json=as_json):
         _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
@@ -70,10 +78,10 @@ def _place(source: LogAt, target: LogAt) -> str:
     return target.log if target.store is source.store else plain(f"{target.log} in {target.store.url}")
 
 
-def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors: bool, as_json: bool) -> None:
+def _copy(source: LogAt, target: LogAt, begins: int | LogAt | None, *, with_cursors: bool, as_json: bool) -> None:
     """Make a copy, and print what it holds."""
     with progress(f"copy {source.log}", None) as advance:
-        copied = copy_log(source, target, from_offset=from_offset, with_cursors=with_cursors, progress=advance)
+        copied = copy_log(source, target, from_offset=begins, with_cursors=with_cursors, progress=advance)
     for name in copied.pins_left:
         message = (
             f"the copy is complete, but {source.log} is still pinned as {name}, which could not be deleted:"

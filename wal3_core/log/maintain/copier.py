@@ -23,16 +23,14 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.maintain.copied_part import CopiedPart
 from wal3_core.log.maintain.copy_pins import CopyPins
 from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
-from wal3_core.log.read.scan import check_start
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.garbage import cut_below
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
@@ -111,10 +109,14 @@ class CopyReport:
         }
 
 
+def _offset_or_copy(value: object, name: str) -> int | LogAt:
+    return value if isinstance(value, LogAt) else integer(value, name)
+
+
 @checked(
     source=instance_of(LogAt),
     target=instance_of(LogAt),
-    from_offset=optional(integer),
+    from_offset=optional(_offset_or_copy),
     with_cursors=flag,
     progress=function,
     runtime=optional(a_runtime),
@@ -123,13 +125,15 @@ def copy(
     source: LogAt,
     target: LogAt,
     *,
-    from_offset: int | None = None,
+    from_offset: int | LogAt | None = None,
     with_cursors: bool = False,
     progress: Callable[[int, int], None] = lambda _records, _total: None,
     runtime: Runtime | None = None,
 ) -> CopyReport:
-    """Copy a log as it is now, whole or from the fragment that holds ``from_offset``; positions stay as they are.
+    """Copy a log as it is now, whole or from ``from_offset`` on; positions stay as they are.
 
+    ``from_offset`` may be an earlier copy: this one begins where that ends, and holds all records since, so that an
+    update of a copy of that one can append them. GarbageCollectedError when the source lacks some of them.
     The copy is open, also of a sealed log, and has no successor: copies of a chain are read one by one.
     ``with_cursors`` copies the cursors that lie in the copy. ``progress`` gets the number of records copied and of
     all records. LogExistsError when the target exists, InvalidRequestError when something lies
@@ -166,11 +170,13 @@ class _Copying:
         self._from = ManifestStore(patient(log_store(source.store, source.log), runtime), runtime, self._retry)
         self._into = CopyTarget(patient(log_store(target.store, target.log), runtime), runtime, self._retry)
         self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        # What stays of the snapshots that the copy begins in; the source does not have these.
-        self._written: dict[str, Snapshot] = {}
+        self._expanded_bytes_max = source.reading.fragment_expanded_bytes_max
+        self._part = CopiedPart(self._from.objects, self._snapshots.load, self._expanded_bytes_max)
+        self._after: Manifest | None = None
 
-    def run(self, from_offset: int | None, *, with_cursors: bool) -> CopyReport:
+    def run(self, begins: int | LogAt | None, *, with_cursors: bool) -> CopyReport:
         """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
+        from_offset = self._end_of(begins) if isinstance(begins, LogAt) else begins
         address = place_of(self._from.url)
         if address == place_of(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
@@ -251,15 +257,20 @@ class _Copying:
         """Return the part of the source's manifest that is copied, from a fragment on."""
         if from_offset is None:
             return source
-        check_start(source, from_offset)
-        cut = cut_below(source, from_offset, self._snapshots.load)
-        self._written = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
-        return replace(
-            source,
-            first=cut.first if cut.dropped or cut.replaced else source.first,
-            pruned=source.pruned + (sum_setsums(source.pointers) - sum_setsums(cut.pointers)),
-            announced=None,
-        ).holding(cut.pointers)
+        part = self._part.of(source, from_offset)
+        if self._after is not None and self._after.setsum != part.pruned:
+            message = (
+                f"log {self._from.url}: expected all its records from offset {from_offset} on, where the earlier copy"
+                f" ends, found that some were compacted away, or that this is no copy of the log: make a whole copy,"
+                f" and keep a cursor of the log where the last copy ends"
+            )
+            raise GarbageCollectedError(message)
+        return part
+
+    def _end_of(self, earlier: LogAt) -> int:
+        manifests = ManifestStore(patient(log_store(earlier.store, earlier.log), self._runtime), self._runtime)
+        self._after = manifests.load().manifest
+        return self._after.next.position.offset
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
@@ -271,8 +282,7 @@ class _Copying:
         return copied.holding(pointers)
 
     def _load(self, pointer: SnapshotPointer) -> Snapshot:
-        written = self._written.get(pointer.path)
-        return written or self._snapshots.load(pointer)
+        return self._part.written.get(pointer.path) or self._snapshots.load(pointer)
 
     # ------------------------------------------------------------------ fragments
 
@@ -315,10 +325,13 @@ class _Copying:
                 )
                 raise CorruptError(message) from error
             return
-        claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from))
+        data = self._part.encoded.get(pointer.path)
+        claim.write_fragment(
+            pointer, data or reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from)
+        )
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
-        return read_checked(store, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)[0]
+        return read_checked(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
 
     # ------------------------------------------------------------------ documents
 

@@ -1,0 +1,114 @@
+"""The part of a log that a copy from an offset holds: it begins exactly there, so that parts adjoin.
+
+A fragment that holds the offset and others before it is cut there and encoded again, in the same way each time: another
+call may finish the copy. Source: docs/protocol.md, "Copy".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.read.scan import check_start
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.garbage import cut_below
+from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.named_append import NAMING_DIGITS
+from wal3_core.model.paths import check_fragment_path, fragment_path
+from wal3_core.model.position import LogPosition
+from wal3_core.model.snapshot import Snapshot, sum_setsums
+from wal3_core.storage.retry import reread_if_damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer, SnapshotPointer
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class CopiedPart:
+    """One part; of what the source does not have, ``written`` are the snapshots, ``encoded`` the fragment, by path."""
+
+    def __init__(
+        self, objects: ObjectStore, load: Callable[[SnapshotPointer], Snapshot], expanded_bytes_max: int
+    ) -> None:
+        self._objects = objects
+        self._load = load
+        self._expanded_bytes_max = expanded_bytes_max
+        self.written: dict[str, Snapshot] = {}
+        self.encoded: dict[str, bytes] = {}
+
+    def of(self, source: Manifest, offset: int) -> Manifest:
+        """Return the part of a manifest from an offset on; InvalidRequestError when that lies beyond the log's end.
+
+        GarbageCollectedError when the log no longer holds it. The part begins with the next fragment if the rest of
+        the one that holds the offset was dropped.
+        """
+        check_start(source, offset)
+        cut = cut_below(source, offset, self._load)
+        self.written = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
+        pointers = self._from(cut.pointers, offset, source)
+        first = Boundary(pointers[0].first_seq_no, pointers[0].start) if pointers else source.next
+        return replace(
+            source,
+            first=source.first if pointers == source.pointers else first,
+            pruned=source.pruned + (sum_setsums(source.pointers) - sum_setsums(pointers)),
+            announced=None,
+        ).holding(pointers)
+
+    def _from(self, pointers: Sequence[Pointer], offset: int, source: Manifest) -> tuple[Pointer, ...]:
+        if not pointers or pointers[0].start.offset >= offset:
+            return tuple(pointers)
+        first, *others = pointers
+        begun: tuple[Pointer, ...] = ()
+        if isinstance(first, FragmentPointer):
+            begun = self._cut(first, offset)
+        elif below := self._from((self.written.get(first.path) or self._load(first)).pointers, offset, source):
+            part = Snapshot(below, source.fence, source.log_id)
+            begun = (part.pointer_to(part.to_bytes()),)
+            self.written[begun[0].path] = part
+        return (*begun, *others)
+
+    def _cut(self, pointer: FragmentPointer, offset: int) -> tuple[FragmentPointer, ...]:
+        """Encode a fragment's records from an offset on as a fragment of their own; none if there are none."""
+        most = self._expanded_bytes_max
+        fragment = reread_if_damaged(
+            lambda: read_checked(self._objects, pointer, expanded_bytes_max=most)[1], self._objects
+        )
+        records = [record for record in fragment.records() if record.offset >= offset]
+        if not records:
+            return ()
+        token = check_fragment_path(pointer.path, pointer.seq_no)
+        digest = hashlib.sha256(f"{pointer.path} from {offset}".encode()).hexdigest()
+        # The name of an append stays in the path.
+        token = token[:NAMING_DIGITS] + digest[: len(token) - NAMING_DIGITS]
+        keys = [record.key for record in records]
+        start = LogPosition(offset, records[0].timestamp_us)
+        encoded = parquet.encode(
+            parquet.FragmentSource(
+                start=start,
+                seq_no=pointer.seq_no,
+                token=token,
+                keys=None if all(key is None for key in keys) else keys,
+                bodies=[record.body for record in records],
+                timestamps_us=[record.timestamp_us for record in records],
+                offsets=[record.offset for record in records],
+            )
+        )
+        cut = replace(
+            pointer,
+            path=fragment_path(pointer.seq_no, token),
+            first_seq_no=pointer.seq_no,
+            start=start,
+            setsum=parquet.table_setsum(parquet.table_of(records)),
+            num_bytes=len(encoded.data),
+            num_records=len(records),
+            continues=False,
+        )
+        self.encoded[cut.path] = bytes(encoded.data)
+        parquet.decode(encoded.data, cut, expanded_bytes_max=most)
+        return (cut,)
