@@ -125,3 +125,19 @@ def test_prefix_does_not_lead_into_another_store(tmp_path: Path) -> None:
     assert list(list_logs(store, "orders/")) == ["orders"]
     with pytest.raises(AssertionError, match="expected relative parts"):
         store.list_folders("../two/")
+
+
+@pytest.mark.parametrize("link", ["life/cursor", "life/cursor/c.json"])
+def test_link_to_nothing_is_an_error_and_not_a_log_without_cursors(tmp_path: Path, link: str) -> None:
+    """What it leads to may be on a file system that is not mounted: a collection would delete what its cursors keep."""
+    store = LocalStore(tmp_path / "store")
+    assert isinstance(store.create("life/cursor/c.json", b"x"), Done)
+    place = tmp_path / "store" / link
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    assert [meta.path for meta in store.list_objects("life/cursor/")] == ["life/cursor/c.json"]
+
+    (tmp_path / "elsewhere").rename(tmp_path / "unmounted")
+
+    with pytest.raises(UnavailableError, match=f"expected .*/{link} to lead .*, found a link to nothing"):
+        list(store.list_objects("life/cursor/"))

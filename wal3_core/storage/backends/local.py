@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
 from wal3_core.storage.backends.local_durability import NO_SPACE, Durability, sync_file, unavailable
-from wal3_core.storage.backends.local_listing import Listing
+from wal3_core.storage.backends.local_listing import Listing, check_leads_somewhere
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
@@ -216,8 +216,12 @@ class LocalStore:
                 # Skips folders before start_after, but not those that contain it.
                 if f"{path}/" >= start_after[: len(path) + 1]:
                     yield from self.list_objects(f"{path}/", start_after=start_after)
-            elif path > start_after and (meta := self._described(check_path(path), at, entry.stat)) is not None:
-                yield meta
+            elif path > start_after:
+                meta = self._described(check_path(path), at, entry.stat)
+                if meta is not None:
+                    yield meta
+                elif entry.is_symlink():
+                    check_leads_somewhere(self._root, Path(entry.path))
 
     def list_folders(self, folder: str) -> list[str]:
         """List the folders directly in a folder; one without an object in or below it is left out, as in any store.

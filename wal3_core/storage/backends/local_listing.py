@@ -14,6 +14,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import UnavailableError
 from wal3_core.storage.backends.local_durability import unavailable
 from wal3_core.storage.backends.local_roots import OWN_FOLDER
 from wal3_core.storage.object_store import check_path
@@ -63,6 +64,7 @@ class Listing:
             # when they are asked.
             entries.sort(key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
+            check_leads_somewhere(self._root, self._root / folder)
             entries = []
         except OSError as error:
             raise unavailable(self._root, error) from error
@@ -93,3 +95,10 @@ class Listing:
         except OSError as error:
             raise unavailable(self._root, error) from error
         return any(self._shows_object(each, scan) for each in folders)
+
+
+def check_leads_somewhere(root: Path, place: Path) -> None:
+    """Raise UnavailableError for a link to nothing: what it leads to may be on a file system that is not mounted."""
+    if place.is_symlink() and not place.exists():
+        message = f"store {root}: expected {place} to lead to a file or folder, found a link to nothing: mount the file"
+        raise UnavailableError(f"{message} system that it leads to, or remove the link")
