@@ -298,7 +298,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "repair_log": repair,
     "scrub": lambda store: scrub(store, "a"),
     "seal": lambda store: seal(store, "a", reason="full", successor="after"),
-    "undo_destroy": lambda store: undo_destroy(store, "a"),
+    "undo_destroy": lambda store: [undo_destroy(store, "a")],
     "update_copy": update,
     "store_identity": lambda store: [store_identity(store), store_identity(store, create=True)],
 }
