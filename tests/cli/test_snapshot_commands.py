@@ -117,3 +117,12 @@ def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["after"]["needs_compaction"] is False
     assert wal3_process("cat", "bad").stdout == records != b""
+
+
+def test_manifest_that_rolls_have_left_behind_is_shown(wal3: Command) -> None:
+    with LogWriter.open_or_initialize(open_store(wal3.url), "a", options=UNROLLED) as writer:
+        for _ in range(101):
+            writer.append(b"x")
+
+    assert b"not rolled" in wal3.ok("inspect", "a")
+    assert b"101 pointers: rolls into snapshots fail" in wal3.ok("inspect", "a")

@@ -63,6 +63,7 @@ from wal3_core import (
     repair_log,
     scrub,
     seal,
+    undo_destroy,
     update_copy,
 )
 from wal3_core.fleet.identity import store_identity
@@ -297,6 +298,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "repair_log": repair,
     "scrub": lambda store: scrub(store, "a"),
     "seal": lambda store: seal(store, "a", reason="full", successor="after"),
+    "undo_destroy": lambda store: [undo_destroy(store, "a")],
     "update_copy": update,
     "store_identity": lambda store: [store_identity(store), store_identity(store, create=True)],
 }
