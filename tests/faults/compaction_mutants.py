@@ -79,9 +79,10 @@ COMPACTION_MUTANTS = (
     Mutation(
         "superseded records are computed without the compaction bound",
         "wal3_core.compaction.compactor:KeyCompactor._prepare",
-        "losses = work.losses(selected.rows, ",
-        "losses = work.losses((*selected.rows, work.rows([each for each in select(scope.manifest.pointers, None,"
-        " UNLIMITED, self._stores.snapshots.load) if each.start.offset >= scope.limit])), ",
+        "find_all(scope, selected, ",
+        "find_all(scope, replace(selected, rows=(*selected.rows, work.rows([each for each in select("
+        "scope.manifest.pointers, None, UNLIMITED, self._stores.snapshots.load) if each.start.offset >= scope.limit]"
+        "))), ",
     ),
     Mutation(
         "an overtaken pass leaves its mark",

@@ -134,8 +134,8 @@ def _show_verified(log: str, found: Verification | None, *, as_json: bool) -> No
 
 def _show_receipt(log: str, receipt: Receipt, *, as_json: bool) -> None:
     if as_json:
-        for document in [each.to_json() for each in receipt.records] + [each.to_json() for each in receipt.lists_gone]:
-            print_json(document)
+        for row in [*(each.to_json() for each in receipt.records), *(each.to_json() for each in receipt.lists_gone)]:
+            print_json(row)
         if receipt.num_passes_unknown:
             print_json({"passes": receipt.num_passes_unknown, "list": "elsewhere"})
         return
