@@ -64,8 +64,8 @@ class Extension:
     ends before ``limit``: then those records are given again.
     """
 
-    terms: JsonObject = field(default_factory=dict)
-    ahead: JsonObject = field(default_factory=dict)
+    terms: JsonObject = field(default_factory=dict, hash=False)
+    ahead: JsonObject = field(default_factory=dict, hash=False)
     limit: int = 0
 
     @property
