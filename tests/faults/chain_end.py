@@ -133,7 +133,11 @@ def _check_sound(stage: Stage, operator: SimProcess, log: str) -> None:
 
 def _check_updated(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> None:
     """The copy can be updated if its source holds all from its end on, and is then what its source is."""
-    store, source, copied = SimStore(stage.world, operator), stage.world.names[CHAIN[0]].life, stage.world.names[BACKUP].life
+    store, source, copied = (
+        SimStore(stage.world, operator),
+        stage.world.names[CHAIN[0]].life,
+        stage.world.names[BACKUP].life,
+    )
     if not {CHAIN[0], BACKUP} <= {*standing(stage)} or copied.origin is not source:
         return
     assert source.manifest is not None
@@ -163,6 +167,7 @@ def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: O
     left = [*CursorStore(store, BACKUP, runtime=operator).list()]
     assert left == ["operator"], f"{BACKUP}: its source has retired {left}"
     change_policy(stage, operator, Policy(), BACKUP)
+    stage.world.shared.interval_s = 0.0
     with suppress(CollectionRefusedError):
         collect(store, BACKUP, options=collector_options(0.0), runtime=operator)
     assert copied.manifest is not None

@@ -48,6 +48,8 @@ class Course:
     name: str
     life: Oracle
     wants: Callable[[Message], bool]
+    # Whether it goes on in successors by itself.
+    is_consumer: bool = False
     # Whether records stay until it has processed them.
     pins: bool = True
     # Where it began in the logs that it has opened itself; in others it begins where they do.
@@ -149,19 +151,21 @@ class ChainLedger:
             return None
         course = self.living(name, life)
         if course is None:
-            course = Course(name, life, wants, pins)
+            course = Course(name, life, wants, name.startswith("c"), pins)
             self.courses.append(course)
-            self._check_late(name, life)
             had = False
+            if course.is_consumer and LATE_CURSORS in self.rules:
+                self._check_late(name, life)
         if not had and life not in course.starts:
             course.starts[life] = version.position.offset
         return course
 
     def _check_late(self, name: str, life: Oracle) -> None:
-        """A consumer that begins in a sealed log has a cursor in its successors."""
-        if LATE_CURSORS not in self.rules:
-            return
+        """A consumer that begins in a sealed log has a cursor in its successors, unless they have lost records."""
         for each in self.successors(life):
+            assert each.manifest is not None
+            if each.manifest.first_kept.position.offset > each.begins:
+                return
             assert self.has(name, each), f"{each.log} has no cursor {name}, and {life.log} has"
 
     def retire(self, name: str) -> None:
@@ -206,13 +210,13 @@ class ChainLedger:
 
     def landed(self, path: str, deleted: bool) -> None:  # noqa: FBT001 - as the world calls it
         """Check a change of an object as it is made."""
-        log, found, rest = path.partition("/Life=")
+        _, found, rest = path.partition("/Life=")
         if path.endswith(f"/{MANIFEST}"):
             self._changed(path.removesuffix(f"/{MANIFEST}"))
         elif found and "/cursor/" in rest and not deleted:
-            self._moved(log, LogId(rest.partition("/")[0]), rest.partition("/cursor/")[2].removesuffix(".json"))
+            self._moved(LogId(rest.partition("/")[0]), rest.partition("/cursor/")[2].removesuffix(".json"))
 
-    def _moved(self, log: str, log_id: LogId, name: str) -> None:
+    def _moved(self, log_id: LogId, name: str) -> None:
         life = self._names.lives.get(log_id)
         if life is not None and life.manifest is not None:
             self._check_within(life, name)
@@ -273,7 +277,11 @@ class ChainLedger:
         for name, cursor in life.cursors.items():
             version = cursor.landed[-1]
             course = self.living(name, origin)
-            if isinstance(version, Cursor) and course is not None and len([e for e in self.courses if e.name == name]) == 1:
+            if (
+                isinstance(version, Cursor)
+                and course is not None
+                and len([e for e in self.courses if e.name == name]) == 1
+            ):
                 self.passed(course, origin, course.start(origin), min(version.position.offset, end))
 
     def _check_followed(self, life: Oracle, origin: Oracle) -> None:
@@ -300,10 +308,15 @@ class ChainLedger:
             self._check_retained(life, gone)
 
     def _guards(self, course: Course, life: Oracle) -> bool:
-        """Whether the cursors of a life include that of a course."""
+        """Whether the cursors of a life include that of a course, or have to."""
         if not self.covers(course, life):
             return False
-        return self.has(course.name, life) or life is course.life or SUCCESSOR_CURSORS in self.rules
+        if self.has(course.name, life) or life is course.life:
+            return True
+        assert life.origin is not None
+        assert life.origin.manifest is not None
+        moved = course.name in self._sealed_cursors[life.origin.manifest.log_id] and SUCCESSOR_CURSORS in self.rules
+        return moved or (course.is_consumer and LATE_CURSORS in self.rules)
 
     def _check_retained(self, life: Oracle, gone: Iterable[FragmentPointer]) -> None:
         """No record was collected that every policy which may be in force keeps."""
@@ -375,4 +388,3 @@ class ChainLedger:
 def _terms(policy: Policy) -> Policy:
     """Return what a policy says, without which version of whose document it is."""
     return replace(policy, log_id=Policy().log_id, generation=0, writer="")
-

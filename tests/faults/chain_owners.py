@@ -64,13 +64,16 @@ class Sitting:
         for life in self.places:
             if life.log == record.log:
                 return life
-        for before in [*self.places]:
-            for life in self.ledger.successors(before):
-                if life.log == record.log:
-                    self.ledger.passed(self.course, before, self.places[before], len(before.records) + 1)
-                    self.ledger.stage.world.fired["chain: went on in the successor"] += 1
-                    self.places[life] = self.course.start(life)
-                    return life
+        for before in sorted(self.places, key=lambda each: -each.begins):
+            chain = [*self.ledger.successors(before)]
+            found = next((at for at, life in enumerate(chain) if life.log == record.log), 0)
+            if found:
+                for life in chain[:found]:
+                    begin = self.places.setdefault(life, self.course.start(life))
+                    self.ledger.passed(self.course, life, begin, len(life.records) + 1)
+                self.ledger.stage.world.fired["chain: went on in the successor"] += 1
+                self.places[chain[found]] = self.course.start(chain[found])
+                return chain[found]
         self.ledger.stage.fail(f"{self.course.name}: given {record}, which is of no successor of its logs")
         raise AssertionError
 
@@ -120,7 +123,13 @@ class Consuming:
                     if course is None:
                         return
                 assert course is not None
-                self._process(stage, consumer, Sitting(ledger, course, {each: course.start(each) for each in lives}), records_max, dice)
+                self._process(
+                    stage,
+                    consumer,
+                    Sitting(ledger, course, {each: course.start(each) for each in lives}),
+                    records_max,
+                    dice,
+                )
         except GarbageCollectedError as error:
             tell_gone(stage, ledger, course, error)
         except InvalidRequestError:

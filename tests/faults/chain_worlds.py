@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from tests.faults.actors import Actor, Freezer, Reaper, drawn_options
 from tests.faults.chain_end import finish
 from tests.faults.chain_ledger import RULES, ChainLedger
-from tests.faults.chain_moves import BACKUP, CHAIN, OTHER_COPY, BackingUp, ChainCopying, Intruding, Migrating, Restoring, Ruling
+from tests.faults.chain_moves import (
+    BACKUP,
+    CHAIN,
+    OTHER_COPY,
+    BackingUp,
+    ChainCopying,
+    Intruding,
+    Migrating,
+    Restoring,
+    Ruling,
+)
 from tests.faults.chain_owners import Consuming, Retiring
 from tests.faults.chain_views import KeyConsuming, Owner, Receiving
 from tests.faults.chain_writers import ChainDriving, ChainWriting
@@ -61,7 +71,9 @@ def _cast(dice: Random, ledger: ChainLedger, pace_s: float) -> dict[str, Actor]:
     writing = ChainWriting(ledger, "a", drawn_options(dice), 10, pace_s, tombstones="subscriber" not in cast)
     cast |= {"writer0": writing} | _drawn(dice, {"writer1": (0.4, replace(writing, appends=6))})
     if dice.random() < 0.3:
-        names = Intruding.names_of(ledger, tuple({actor.name for actor in cast.values() if isinstance(actor, Consuming | Owner)}))
+        names = Intruding.names_of(
+            ledger, tuple({actor.name for actor in cast.values() if isinstance(actor, Consuming | Owner)})
+        )
         cast["intruder"] = Intruding(ledger, tuple(sorted(names)), 4, pace_s * 5)
     victims = sorted(cast)
     if dice.random() < 0.5:
@@ -106,7 +118,7 @@ def _owners(dice: Random, ledger: ChainLedger, pace_s: float) -> dict[str, Actor
             "driver0": (0.4, driving),
             "driver1": (0.3, driving),
             "nightly": (0.3, nightly),
-            "retirer": (0.3, Retiring(ledger, retired, (*CHAIN, ), dice.random() * pace_s * 30)),
+            "retirer": (0.3, Retiring(ledger, retired, (*CHAIN,), dice.random() * pace_s * 30)),
         },
     )
 

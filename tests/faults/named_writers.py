@@ -149,7 +149,9 @@ class NamedHand:
         attempt = self.ledger.begin(Attempt(once, rows, parts[0].log_id, began_s))
         fired = self.stage.world.fired
         try:
-            done = install_staged(self.place, self.log, parts, once=once, options=self.options, runtime=self.store.process)
+            done = install_staged(
+                self.place, self.log, parts, once=once, options=self.options, runtime=self.store.process
+            )
         except NotDurableError as error:
             attempt.outcome = "refused"
             fired[f"named: {type(error).__name__}"] += 1
