@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.faults.actors import judged
+from tests.faults.chain_appends import check_appends, check_named
 from tests.faults.chain_ledger import RETIRED_CURSORS
 from tests.faults.chain_moves import BACKUP, CHAIN, check_same, check_unmovable
 from tests.faults.collectors import collector_options
@@ -48,8 +49,8 @@ def finish(
     _check_progress(stage, operator, ledger)
     _repeat(stage, operator, ledger, options)
     _drain(stage, operator, ledger, owners)
-    ledger.check_appends()
-    ledger.check_named()
+    check_appends(ledger)
+    check_named(ledger)
     for log in standing(stage):
         _check_sound(stage, operator, log)
     _check_updated(stage, operator, ledger)

@@ -1,4 +1,4 @@
-"""Consumers of a log and its successors, and whoever deletes their cursors."""
+"""Consumers of a log and its successors, and processes that delete their cursors."""
 
 from __future__ import annotations
 
@@ -153,14 +153,14 @@ class Consuming:
 
 
 def tell_gone(stage: Stage, ledger: ChainLedger, course: Course | None, error: GarbageCollectedError) -> None:
-    """End the course of an owner that was told that records are gone; it must be so."""
+    """End the course of an owner that has heard that records are gone; it must be so."""
     if course is None:
         stage.excuse(error)
         return
     if course.living and not ledger.is_gone(course):
-        stage.fail(f"{course.name}: told that records are gone, and none is that it needs: {error}")
+        stage.fail(f"{course.name}: heard that records are gone, and none is that it needs: {error}")
     course.living = False
-    stage.world.fired["chain: told that records are gone"] += 1
+    stage.world.fired["chain: heard that records are gone"] += 1
 
 
 @contextlib.contextmanager
