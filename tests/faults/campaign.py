@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.faults.chain_mutants import CHAIN_MUTANTS
 from tests.faults.chain_worlds import chain_story
 from tests.faults.mutants import MUTANTS
 from tests.faults.named_mutants import NAMED_MUTANTS
@@ -107,7 +108,7 @@ WORLDS: dict[str, tuple[Callable[[int], Story], tuple[Mutation, ...]]] = {
     "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS, *READER_MUTANTS)),
     "queues": (queue_story, QUEUE_WORLD_MUTANTS),
     "named": (named_story, NAMED_MUTANTS),
-    "lives": (chain_story, ()),
+    "lives": (chain_story, CHAIN_MUTANTS),
 }
 
 

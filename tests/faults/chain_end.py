@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.faults.actors import judged
+from tests.faults.chain_appends import check_appends, check_named
 from tests.faults.chain_ledger import RETIRED_CURSORS
 from tests.faults.chain_moves import BACKUP, CHAIN, check_same, check_unmovable
 from tests.faults.collectors import collector_options
@@ -48,8 +49,8 @@ def finish(
     _check_progress(stage, operator, ledger)
     _repeat(stage, operator, ledger, options)
     _drain(stage, operator, ledger, owners)
-    ledger.check_appends()
-    ledger.check_named()
+    check_appends(ledger)
+    check_named(ledger)
     for log in standing(stage):
         _check_sound(stage, operator, log)
     _check_updated(stage, operator, ledger)
@@ -167,6 +168,7 @@ def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: O
     left = [*CursorStore(store, BACKUP, runtime=operator).list()]
     assert left == ["operator"], f"{BACKUP}: its source has retired {left}"
     change_policy(stage, operator, Policy(), BACKUP)
+    stage.world.shared.interval_s = 0.0
     with suppress(CollectionRefusedError):
         collect(store, BACKUP, options=collector_options(0.0), runtime=operator)
     assert copied.manifest is not None

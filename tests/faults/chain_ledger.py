@@ -10,10 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tests.faults.history import REFUSED
-from tests.faults.oracle import BEFORE
 from tests.faults.simulator import NEVER_S, START_US
-from wal3_core import Message
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, LogId
@@ -21,13 +18,14 @@ from wal3_core.model.policy import Policy
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tests.faults.actors import Stage
     from tests.faults.history import Append
     from tests.faults.lives import Names
     from tests.faults.named_ledger import NamedLedger
     from tests.faults.oracle import Oracle
+    from wal3_core import Message
     from wal3_core.model.fragment import FragmentPointer
 
 SUCCESSOR_POLICY = "a successor has the policy of the sealed log"
@@ -37,8 +35,8 @@ RETIRED_CURSORS = "an update deletes the copied cursors that the source has dele
 UNMOVABLE = "a queue and a dirty log are not migrated"
 KINDS = "another kind of owner is refused"
 ALL_RULES = frozenset({SUCCESSOR_POLICY, SUCCESSOR_CURSORS, LATE_CURSORS, RETIRED_CURSORS, UNMOVABLE, KINDS})
-# The rules that the library keeps so far. Worlds check no other.
-RULES: frozenset[str] = frozenset()
+# The rules that the worlds check.
+RULES = ALL_RULES
 
 
 @dataclass(eq=False)
@@ -48,14 +46,16 @@ class Course:
     name: str
     life: Oracle
     wants: Callable[[Message], bool]
+    # Whether it goes on in successors by itself.
+    is_consumer: bool = False
     # Whether records stay until it has processed them.
     pins: bool = True
     # Where it began in the logs that it has opened itself; in others it begins where they do.
     starts: dict[Oracle, int] = field(default_factory=dict)
-    # False once its cursor is about to be deleted, or it was told that records are gone.
+    # False once its cursor is about to be deleted, or it has heard that records are gone.
     living: bool = True
     done: set[int] = field(default_factory=set)
-    # Those of which it was told that they are saved as done.
+    # Those that a save which returned has recorded as done.
     saved: set[int] = field(default_factory=set)
     given: Counter[int] = field(default_factory=Counter)
 
@@ -95,7 +95,8 @@ class ChainLedger:
     _sealed_cursors: dict[LogId, set[str]] = field(default_factory=dict)
 
     @property
-    def _names(self) -> Names:
+    def names(self) -> Names:
+        """All names in the store, and all lives that any of them had."""
         return self.stage.world.names
 
     # ------------------------------------------------------------------ chains
@@ -105,7 +106,7 @@ class ChainLedger:
         following: Oracle | None = life
         while following is not None:
             yield following
-            found = [each for each in self._names.lives.values() if each.origin is following and not each.is_copy]
+            found = [each for each in self.names.lives.values() if each.origin is following and not each.is_copy]
             following = found[-1] if found else None
 
     def covers(self, course: Course, life: Oracle) -> bool:
@@ -149,19 +150,21 @@ class ChainLedger:
             return None
         course = self.living(name, life)
         if course is None:
-            course = Course(name, life, wants, pins)
+            course = Course(name, life, wants, name.startswith("c"), pins)
             self.courses.append(course)
-            self._check_late(name, life)
             had = False
+            if course.is_consumer and LATE_CURSORS in self.rules:
+                self._check_late(name, life)
         if not had and life not in course.starts:
             course.starts[life] = version.position.offset
         return course
 
     def _check_late(self, name: str, life: Oracle) -> None:
-        """A consumer that begins in a sealed log has a cursor in its successors."""
-        if LATE_CURSORS not in self.rules:
-            return
+        """A consumer that begins in a sealed log has a cursor in its successors, unless they have lost records."""
         for each in self.successors(life):
+            assert each.manifest is not None
+            if each.manifest.first_kept.position.offset > each.begins:
+                return
             assert self.has(name, each), f"{each.log} has no cursor {name}, and {life.log} has"
 
     def retire(self, name: str) -> None:
@@ -206,14 +209,14 @@ class ChainLedger:
 
     def landed(self, path: str, deleted: bool) -> None:  # noqa: FBT001 - as the world calls it
         """Check a change of an object as it is made."""
-        log, found, rest = path.partition("/Life=")
+        _, found, rest = path.partition("/Life=")
         if path.endswith(f"/{MANIFEST}"):
             self._changed(path.removesuffix(f"/{MANIFEST}"))
         elif found and "/cursor/" in rest and not deleted:
-            self._moved(log, LogId(rest.partition("/")[0]), rest.partition("/cursor/")[2].removesuffix(".json"))
+            self._moved(LogId(rest.partition("/")[0]), rest.partition("/cursor/")[2].removesuffix(".json"))
 
-    def _moved(self, log: str, log_id: LogId, name: str) -> None:
-        life = self._names.lives.get(log_id)
+    def _moved(self, log_id: LogId, name: str) -> None:
+        life = self.names.lives.get(log_id)
         if life is not None and life.manifest is not None:
             self._check_within(life, name)
 
@@ -224,11 +227,11 @@ class ChainLedger:
         assert not beyond, f"{life.log}: cursor {name} lies beyond the end, {end}: {version}"
 
     def _changed(self, log: str) -> None:
-        name = self._names[log]
+        name = self.names[log]
         if not isinstance(name.entry, Manifest):
             if name.copying is not None:
                 # The policy is read later.
-                self._remember_policy(name.copying.log_id, self._copied(name.copying.terms))
+                self._remember_policy(name.copying.log_id, _copied(self.names, name.copying.terms))
             return
         life, after = name.life, name.entry
         if after.seal is not None and after.log_id not in self._oldest_policy:
@@ -241,9 +244,6 @@ class ChainLedger:
         else:
             self._check_lost(life, before, after)
         self._held[after.log_id] = Held(after.first.position.offset, {*life.dropped}, life.held)
-
-    def _copied(self, terms: str) -> Oracle | None:
-        return next((life for log_id, life in self._names.lives.items() if terms.startswith(f"log {log_id},")), None)
 
     def _remember_policy(self, log_id: LogId, source: Oracle | None) -> None:
         if source is not None:
@@ -304,10 +304,15 @@ class ChainLedger:
             self._check_retained(life, gone)
 
     def _guards(self, course: Course, life: Oracle) -> bool:
-        """Whether the cursors of a life include that of a course."""
+        """Whether the cursors of a life include that of a course, or have to."""
         if not self.covers(course, life):
             return False
-        return self.has(course.name, life) or life is course.life or SUCCESSOR_CURSORS in self.rules
+        if self.has(course.name, life) or life is course.life:
+            return True
+        assert life.origin is not None
+        assert life.origin.manifest is not None
+        moved = course.name in self._sealed_cursors[life.origin.manifest.log_id] and SUCCESSOR_CURSORS in self.rules
+        return moved or (course.is_consumer and LATE_CURSORS in self.rules)
 
     def _check_retained(self, life: Oracle, gone: Iterable[FragmentPointer]) -> None:
         """No record was collected that every policy which may be in force keeps."""
@@ -323,57 +328,10 @@ class ChainLedger:
         ]
         assert not (retention_s and young), f"{life.log}: younger than {retention_s} s, and collected: {young}"
 
-    # ------------------------------------------------------------------ appends
 
-    def check_appends(self) -> None:
-        """Each append is in one place at most, and in one if it was acknowledged; none that was refused is."""
-        # A record of a copy lies where it lies in its source.
-        held = {place for life in self._names.lives.values() for place in enumerate(life.records, 1)}
-        places = Counter(record for _, record in held if record != BEFORE)
-        named = {row for attempt in self.named.attempts for row in attempt.rows}
-        doubled = [record for record, count in places.items() if count > 1 and record not in named]
-        assert not doubled, f"doubled: {doubled}"
-        known = {record for append in self.appends for record in append.records}
-        strange = places.keys() - known - named
-        assert not strange, f"no caller appended: {strange}"
-        for append in self.appends:
-            self._check_append(append, places)
-
-    def _check_append(self, append: Append, places: Collection[Message]) -> None:
-        present = [record in places for record in append.records]
-        assert all(present) or not any(present), f"torn: {append}"
-        assert all(present) or not append.durable, f"lost: {append}"
-        assert not any(present) or append.outcome not in REFUSED, f"refused, and there: {append}"
-
-    def check_named(self) -> None:
-        """Each named append is at most once in each log with those before it, and there if an install returned."""
-        rows_of = dict[tuple[str, str], set[tuple[Message, ...]]]()
-        for attempt in self.named.attempts:
-            rows_of.setdefault(attempt.name, set()).add(attempt.rows)
-        for log_id, life in self._names.lives.items():
-            if not self._knows_names(life):
-                continue
-            counts = Counter(self.history(life))
-            for name, variants in rows_of.items():
-                found = sum(max(counts[row] for row in rows) for rows in variants)
-                torn = [rows for rows in variants if len({counts[row] for row in rows}) > 1]
-                assert not torn or self._lacks(life), f"{life.log}: torn: {torn}"
-                assert found <= 1, f"{life.log}: {name} is there {found} times"
-            for attempt in self.named.attempts:
-                if attempt.log_id == log_id and attempt.outcome == "made":
-                    assert all(counts[row] for row in attempt.rows), f"{life.log}: lost: {attempt}"
-
-    def _lacks(self, life: Oracle) -> bool:
-        """Whether a life lacks records of before it began that its source has dropped."""
-        return life.is_copy and (life.begins > 1 or bool(life.dropped))
-
-    def _knows_names(self, life: Oracle) -> bool:
-        """Whether the writers' cursors came with the records, all the way."""
-        while life.origin is not None:
-            if not (life.with_cursors if life.is_copy else SUCCESSOR_CURSORS in self.rules):
-                return False
-            life = life.origin
-        return True
+def _copied(names: Names, terms: str) -> Oracle | None:
+    """Return the source of a copy, by the terms of its claim."""
+    return next((life for log_id, life in names.lives.items() if terms.startswith(f"log {log_id},")), None)
 
 
 def _terms(policy: Policy) -> Policy:

@@ -19,12 +19,14 @@ from wal3_core import (
     LogAt,
     LogExistsError,
     LogNotFoundError,
+    LogReplacedError,
     SealedError,
     update_copy,
 )
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.log.maintain.copier import copy
 from wal3_core.log.maintain.sealer import migrate, seal
+from wal3_core.model.cursor import Cursor
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.views.queue import DelayQueue, QueueDefinition
 
@@ -85,7 +87,7 @@ class ChainCopying:
             with attempted(stage):
                 try:
                     self._copy(SimStore(stage.world, process))
-                except (InvalidRequestError, GarbageCollectedError) as error:
+                except (InvalidRequestError, GarbageCollectedError, LogReplacedError) as error:
                     # Another process makes it, or the log does not hold the offset.
                     stage.world.fired[f"chain: copy {type(error).__name__}"] += 1
                     stage.simulation.pause(1.0)
@@ -116,10 +118,10 @@ class BackingUp:
                 try:
                     update(stage, store, self.source, self.target, with_cursors=self.with_cursors)
                 except LogNotFoundError:
-                    with contextlib.suppress(InvalidRequestError):
+                    with contextlib.suppress(InvalidRequestError, LogReplacedError):
                         source, target = LogAt(store, self.source), LogAt(store, self.target)
                         copy(source, target, with_cursors=self.with_cursors, runtime=process)
-                except (InvalidRequestError, GarbageCollectedError) as error:
+                except (InvalidRequestError, GarbageCollectedError, LogReplacedError) as error:
                     # Its source was restored from it, is collected or compacted beyond its end.
                     stage.world.fired[f"chain: update {type(error).__name__}"] += 1
 
@@ -128,12 +130,33 @@ def update(stage: Stage, store: SimStore, source: str, target: str, *, with_curs
     """Bring a copy up to date, and check that it holds what its source does."""
     names = stage.world.names
     before, copied = names[source].life, names[target].life
-    held = len(before.records)
+    held, lists = len(before.records), _lists(before)
     done = update_copy(LogAt(store, source), LogAt(store, target), with_cursors=with_cursors, runtime=store.process)
     stage.world.fired["chain: copy updated"] += done.num_records > 0
     if names[source].life is before and names[target].life is copied:
         assert len(copied.records) >= held, f"{target}: updated, and ends at {len(copied.records)} of {held}"
         check_same(before, copied)
+        if with_cursors:
+            _check_lists(before, lists, copied)
+
+
+def _lists(life: Oracle) -> dict[str, set[str]]:
+    """Return which named appends the cursors of a log's writers name."""
+    versions = {name: cursor.landed[-1] for name, cursor in life.cursors.items()}
+    return {
+        name: {each.naming for each in version.appends}
+        for name, version in versions.items()
+        if isinstance(version, Cursor) and version.appends
+    }
+
+
+def _check_lists(source: Oracle, before: dict[str, set[str]], copied: Oracle) -> None:
+    """A copy that was updated names the appends that its source named, also if no other update was beside it."""
+    now, held = _lists(source), _lists(copied)
+    for name, naming in before.items():
+        if now.get(name) == naming:
+            lacks = naming - held.get(name, set())
+            assert not lacks, f"{copied.log}: cursor {name} lacks appends that its source's names: {lacks}"
 
 
 def check_same(source: Oracle, copied: Oracle) -> None:

@@ -1,4 +1,4 @@
-"""Consumers of a log and its successors, and whoever deletes their cursors."""
+"""Consumers of a log and its successors, and processes that delete their cursors."""
 
 from __future__ import annotations
 
@@ -64,13 +64,16 @@ class Sitting:
         for life in self.places:
             if life.log == record.log:
                 return life
-        for before in [*self.places]:
-            for life in self.ledger.successors(before):
-                if life.log == record.log:
-                    self.ledger.passed(self.course, before, self.places[before], len(before.records) + 1)
-                    self.ledger.stage.world.fired["chain: went on in the successor"] += 1
-                    self.places[life] = self.course.start(life)
-                    return life
+        for before in sorted(self.places, key=lambda each: -each.begins):
+            chain = [*self.ledger.successors(before)]
+            found = next((at for at, life in enumerate(chain) if life.log == record.log), 0)
+            if found:
+                for life in chain[:found]:
+                    begin = self.places.setdefault(life, self.course.start(life))
+                    self.ledger.passed(self.course, life, begin, len(life.records) + 1)
+                self.ledger.stage.world.fired["chain: went on in the successor"] += 1
+                self.places[chain[found]] = self.course.start(chain[found])
+                return chain[found]
         self.ledger.stage.fail(f"{self.course.name}: given {record}, which is of no successor of its logs")
         raise AssertionError
 
@@ -150,14 +153,14 @@ class Consuming:
 
 
 def tell_gone(stage: Stage, ledger: ChainLedger, course: Course | None, error: GarbageCollectedError) -> None:
-    """End the course of an owner that was told that records are gone; it must be so."""
+    """End the course of an owner that has heard that records are gone; it must be so."""
     if course is None:
         stage.excuse(error)
         return
     if course.living and not ledger.is_gone(course):
-        stage.fail(f"{course.name}: told that records are gone, and none is that it needs: {error}")
+        stage.fail(f"{course.name}: heard that records are gone, and none is that it needs: {error}")
     course.living = False
-    stage.world.fired["chain: told that records are gone"] += 1
+    stage.world.fired["chain: heard that records are gone"] += 1
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ class Name:
     _unborn: Oracle = field(init=False)
 
     def __post_init__(self) -> None:
-        self._unborn = Oracle(log_store(self.names.objects, self.log), self.names.shared)
+        self._unborn = Oracle(log_store(self.names.objects, self.log), self.names.shared, self.log)
 
     @property
     def life(self) -> Oracle:

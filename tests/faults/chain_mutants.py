@@ -1,0 +1,38 @@
+"""Defects of what goes along with a log that is migrated, copied or updated, which worlds of such logs must find."""
+
+from __future__ import annotations
+
+from tests.mutations import Mutation
+
+CHAIN_MUTANTS = (
+    Mutation(
+        "a copy takes a cursor beyond its end",
+        "wal3_core.model.cursor:Cursor.within",
+        "position = self.position if self.position.offset <= limit.offset else limit",
+        "position = self.position",
+    ),
+    Mutation(
+        "an update forgets a writer's list",
+        "wal3_core.log.maintain.copied_cursors:CopiedCursors._move",
+        "appends=wanted.appends",
+        "appends=()",
+    ),
+    Mutation(
+        "a copy has no policy",
+        "wal3_core.log.maintain.copier:_Copying._policy",
+        "return policy if policy.generation else None",
+        "return None",
+    ),
+    Mutation(
+        "a consumer goes on in a successor at its first record that is left",
+        "wal3_core.log.read.consumed:Opening.place",
+        "start = sealed.next.position",
+        'start = "beginning"',
+    ),
+    Mutation(
+        "a clock that is ahead lets records go before their time",
+        "wal3_core.log.collect.retention:first_younger",
+        "return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)",
+        "return offset",
+    ),
+)
