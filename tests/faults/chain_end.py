@@ -166,7 +166,7 @@ def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: O
         cursors.delete(name)
     update_copy(LogAt(store, CHAIN[0]), LogAt(store, BACKUP), with_cursors=True, runtime=operator)
     left = [*CursorStore(store, BACKUP, runtime=operator).list()]
-    assert left == ["operator"], f"{BACKUP}: its source has retired {left}"
+    assert left == ["operator"], f"{BACKUP}: has the cursors {left}, and its source has retired all but operator"
     change_policy(stage, operator, Policy(), BACKUP)
     stage.world.shared.interval_s = 0.0
     with suppress(CollectionRefusedError):

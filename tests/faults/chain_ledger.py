@@ -234,7 +234,7 @@ class ChainLedger:
                 self._remember_policy(name.copying.log_id, _copied(self.names, name.copying.terms))
             return
         life, after = name.life, name.entry
-        if after.seal is not None and after.log_id not in self._oldest_policy:
+        if after.seal is not None and after.log_id not in self._sealed_cursors:
             self._remember_policy(after.log_id, life)
             living = {name for name, each in life.cursors.items() if isinstance(each.landed[-1], Cursor)}
             self._sealed_cursors[after.log_id] = living

@@ -118,7 +118,9 @@ class ChainWriting:
             writer = opening(store, log, options=self.options, runtime=store.process)
             for number in range(left, 0, -1):
                 stage.simulation.pause(dice.random() * self.pause_s)
-                records = drawn_records(stage, dice, f"{store.process.name}/{log}/{number}", tombstones=self.tombstones)
+                # One that was refused is not made again: what it says is its own.
+                name = f"{store.process.name}/{len(self.ledger.appends)}"
+                records = drawn_records(stage, dice, name, tombstones=self.tombstones)
                 append = Append(records, stage.simulation.now_s)
                 self.ledger.appends.append(append)
                 with judged(stage, store, append, log=log):
