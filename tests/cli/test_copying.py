@@ -30,7 +30,7 @@ def test_copy_within_a_store(wal3: Command) -> None:
     assert printed.startswith("copied a as of 20")
     assert " to backup/a: 3 records (offsets 1 to 3), " in printed
     assert ", 3 fragments; setsum " in printed
-    assert printed.endswith(" verified\n")
+    assert " verified\nits policy is that of a: backup/a: collected only below its cursors; no retention\n" in printed
     assert wal3.ok("cat", "backup/a") == wal3.ok("cat", "a")
     assert wal3("scrub", "backup/a").exit_code == 0
 

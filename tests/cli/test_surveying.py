@@ -100,6 +100,7 @@ def test_ls_as_json_below_a_prefix(wal3: Command) -> None:
         "first_offset": 1,
         "next_offset": 4,
         "sealed": False,
+        "destroying": False,
     }
 
 

@@ -8,14 +8,32 @@ CHAIN_MUTANTS = (
     Mutation(
         "a copy takes a cursor beyond its end",
         "wal3_core.model.cursor:Cursor.within",
-        "position = self.position if self.position.offset <= limit.offset else limit",
-        "position = self.position",
+        "position=self.position if stays else limit",
+        "position=self.position",
     ),
     Mutation(
         "an update forgets a writer's list",
         "wal3_core.log.maintain.copied_cursors:CopiedCursors._move",
-        "appends=wanted.appends",
-        "appends=()",
+        "self._ours.carry(name, wanted, held)",
+        "self._ours.carry(name, replace(wanted, appends=()), held)",
+    ),
+    Mutation(
+        "a retired cursor stays in the copy",
+        "wal3_core.log.maintain.copied_cursors:CopiedCursors.move_all",
+        "self._ours.delete_version(name, held)",
+        "pass",
+    ),
+    Mutation(
+        "a successor has no cursors",
+        "wal3_core.log.maintain.sealer:_Beginning._fill",
+        "take_cursors(Operation.MIGRATE, found, first.position, first.position), policy",
+        "{}, policy",
+    ),
+    Mutation(
+        "a successor has no policy",
+        "wal3_core.log.maintain.sealer:_Beginning._fill",
+        "first.position, first.position), policy)",
+        "first.position, first.position), None)",
     ),
     Mutation(
         "a copy has no policy",

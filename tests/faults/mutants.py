@@ -267,8 +267,8 @@ MUTANTS = (
     Mutation(
         "a cursor that another process moved is reported as a store without an answer",
         "wal3_core.storage.documents.document_store:DocumentStore.swap",
-        "if present != etag:",
-        "if present is None and etag is not None:",
+        "if (None if found is None else found.etag) != etag:",
+        "if found is None and etag is not None:",
     ),
     Mutation(
         "a delete removes the object and leaves no tombstone",
@@ -351,8 +351,8 @@ MUTANTS = (
     Mutation(
         "a cursor saved too late stays below the log's beginning",
         "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
-        "self._put(name, replace(moved, appends=saved.cursor.appends), saved)",
-        "str(back)",
+        "self._put(name, put_back, saved)",
+        "str(put_back)",
     ),
     Mutation(
         "a collector marks its document though its CAS was refused",

@@ -73,8 +73,8 @@ NAMED_MUTANTS = (
     Mutation(
         "passes change paths behind a writer's cursor",
         "wal3_core.compaction.scope:cursor_offsets",
-        "if name.startswith(WRITER_CURSOR) or not keeps_all",
-        "if not keeps_all",
+        "return stores.cursors.offsets(writers_alone=keeps_all)",
+        "return {} if keeps_all else stores.cursors.offsets()",
     ),
     Mutation(
         "a place beyond a copy's end is trusted",

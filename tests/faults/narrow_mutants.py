@@ -74,7 +74,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a copy lists the earlier lives after it claimed the name",
-        CLAIM + "CopyTarget.claim",
+        CLAIM + "CopyTarget._claim",
         "[life for life in lives if life != log_id]",
         "[life for life in self._names.lives() if life != log_id]",
     ),

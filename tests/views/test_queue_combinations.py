@@ -211,7 +211,7 @@ def test_checkpoint_behind_dropped_tombstones_does_not_count_wherever_the_cursor
         for _ in range(3):
             KeyCompactor(memory_store, "q").compact()
     # An operator who puts the cursor back to where it was does not bring the tombstones back.
-    cursors.init("queue", witness.cursor.position)
+    cursors.init("queue", witness.cursor.position, owner=None)
     with DelayQueue.open(memory_store, "q") as queue:
         assert [peeked.value for peeked in queue.peek(9)] == [b"b", b"c"]
 

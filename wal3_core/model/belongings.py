@@ -46,9 +46,8 @@ class Fate(StrEnum):
     """What becomes of a thing that a log owns, in the log that an operation leaves or makes."""
 
     KEPT = "kept"
-    ANEW = "anew"
+    WITHOUT = "without"
     REFUSED = "refused"
-    NONE = "-"
 
 
 class Thing(StrEnum):
@@ -90,18 +89,18 @@ class Cell:
     why: str
 
 
-_NOTHING = Cell(Fate.ANEW, "a new log owns nothing yet")
+_NOTHING = Cell(Fate.WITHOUT, "a new log owns nothing yet")
 _STAYS = Cell(Fate.KEPT, "the log stays the same one")
 _OLDER = Cell(
     Fate.KEPT, "it loads the manifest first, refuses one with a field that it does not know, and changes nothing"
 )
 _COPIED = Cell(Fate.KEPT, "the copy holds the same records, and keeps them by the same rules")
 _NOT_MOVED = Cell(Fate.KEPT, "an update leaves it as the copy has it")
-_NO_PINS = Cell(Fate.ANEW, "a pin keeps objects of its own log alone")
-_NO_LISTS = Cell(Fate.ANEW, "receipts count the objects of one log: the source's passes stay with the source")
-_OPEN = Cell(Fate.ANEW, "it is open, whatever the source is")
-_IDLE = Cell(Fate.ANEW, "what was announced concerns the source's manifest alone")
-_GONE = Cell(Fate.ANEW, "deleted with the log; a later life of the name owns nothing yet")
+_NO_PINS = Cell(Fate.WITHOUT, "a pin keeps objects of its own log alone")
+_NO_LISTS = Cell(Fate.WITHOUT, "receipts count the objects of one log: the source's passes stay with the source")
+_OPEN = Cell(Fate.WITHOUT, "it is open, whatever the source is")
+_IDLE = Cell(Fate.WITHOUT, "what was announced concerns the source's manifest alone")
+_GONE = Cell(Fate.WITHOUT, "deleted with the log; a later life of the name owns nothing yet")
 _BY_OFFSET = Cell(
     Fate.KEPT, "as in a copy; one below the copy's first record is left out, but that of a writer begins there"
 )
@@ -120,7 +119,7 @@ _COPY = {
 _AT_ITS_BEGINNING = Cell(
     Fate.KEPT, "it begins where the successor does, so that the successor keeps all records until its owner has come"
 )
-_BEGUN_BEHIND = Cell(Fate.ANEW, "it concerns objects of the sealed log, which stay there")
+_BEGUN_BEHIND = Cell(Fate.WITHOUT, "it concerns objects of the sealed log, which stay there")
 
 # By operation, what becomes of each thing.
 TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
@@ -129,12 +128,12 @@ TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
     Operation.MIGRATE: {
         **dict.fromkeys(Thing, _BEGUN_BEHIND),
         **dict.fromkeys((Thing.CONSUMER, Thing.KEYED_CONSUMER, Thing.SUBSCRIPTION), _AT_ITS_BEGINNING),
-        Thing.RECORDS: Cell(Fate.ANEW, "they stay in the sealed log; offsets and setsum go on"),
+        Thing.RECORDS: Cell(Fate.WITHOUT, "they stay in the sealed log; offsets and setsum go on"),
         Thing.POLICY: Cell(Fate.KEPT, "the successor keeps its records as the sealed log would have"),
         Thing.WRITER: Cell(Fate.KEPT, "an append with a name that the sealed log has is not made again"),
         Thing.ROLLUP: _ROLLUP,
         Thing.QUEUE: _QUEUE,
-        Thing.SEAL: Cell(Fate.ANEW, "the successor is open"),
+        Thing.SEAL: Cell(Fate.WITHOUT, "the successor is open"),
     },
     Operation.COPY: _COPY,
     Operation.UPDATE: {
@@ -156,19 +155,19 @@ TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
     Operation.SEAL: dict.fromkeys(Thing, _STAYS),
     Operation.DESTROY: {
         **dict.fromkeys(Thing, _GONE),
-        Thing.PINS: Cell(Fate.REFUSED, "somebody relies on it; unless the call says that pins go, too"),
+        Thing.PINS: Cell(Fate.REFUSED, "a process relies on it; unless the call says that pins go, too"),
     },
     Operation.COMPACT: {
         **dict.fromkeys(Thing, _STAYS),
         Thing.RECORDS: Cell(Fate.KEPT, "the newest of each key, and all that a cursor or the lag protects"),
         Thing.CLEAN_MARKS: Cell(Fate.KEPT, "and one more, for what the pass left"),
         Thing.DROPPED: Cell(Fate.KEPT, "and those of the pass"),
-        Thing.ANNOUNCEMENTS: Cell(Fate.ANEW, "the pass's own stands from its record to its install"),
+        Thing.ANNOUNCEMENTS: Cell(Fate.WITHOUT, "the pass's own stands from its record to its install"),
     },
     Operation.COLLECT: {
         **dict.fromkeys(Thing, _STAYS),
         Thing.RECORDS: Cell(Fate.KEPT, "all at and behind the lowest cursor, and all that the policy keeps"),
-        Thing.ANNOUNCEMENTS: Cell(Fate.ANEW, "the collection's own stands from its garbage document to its prune"),
+        Thing.ANNOUNCEMENTS: Cell(Fate.WITHOUT, "the collection's own stands from its garbage document to its prune"),
     },
     Operation.OLDER_MANIFEST: {
         **dict.fromkeys(Thing, _REVERTED),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
-CURSOR_COLUMNS = ("cursor", "owner", "offset", "time", "lag", "moved", "by")
+CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 
 
 @click.group()
@@ -120,7 +120,7 @@ def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool
         message = f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}"
         raise type(error)(message) from error
     if witness is None:
-        cursors.init(name, position)
+        cursors.init(name, position, owner=None)
     else:
         cursors.save(name, position, witness)
     before = None if witness is None else witness.cursor.position.offset
@@ -216,7 +216,6 @@ def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
     rows = [
         (
             name,
-            found.owner or "",
             count(found.position.offset),
             second(found.position.timestamp_us),
             count(lag(found, manifest)),
@@ -232,8 +231,9 @@ def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
             topics, done = ", ".join(map(plain, beside["topics"])), counted(beside["done_ahead"], "offset")
             keeps = "" if found.pins else "; it keeps no records"
             click.echo(f"{name}: a subscription to {topics}, with {done} done ahead{keeps}")
-        elif beside:
-            click.echo(f"{name}: a consumer by key, with {counted(beside['keys_ahead'], 'key')} ahead")
+        elif found.owner not in {None, Owner.CONSUMER}:
+            ahead = f", with {counted(beside['keys_ahead'], 'key')} ahead" if beside else ""
+            click.echo(f"{name}: {found.owner.described}{ahead}")
 
 
 def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, object]:

@@ -85,7 +85,7 @@ class CursorStore:
     @checked(
         name=check_cursor_name,
         position=instance_of(LogPosition),
-        owner=instance_of(Owner),
+        owner=optional(instance_of(Owner)),
         pins=flag,
         extension=instance_of(Extension),
     )
@@ -94,11 +94,11 @@ class CursorStore:
         name: str,
         position: LogPosition,
         *,
-        owner: Owner = Owner.CONSUMER,
+        owner: Owner | None = Owner.CONSUMER,
         pins: bool = True,
         extension: Extension = NO_EXTENSION,
     ) -> Witness:
-        """Create a cursor for an owner; CursorConflictError when it exists.
+        """Create a cursor for an owner, or None for the first that uses it; CursorConflictError when it exists.
 
         GarbageCollectedError when the position is gone: the cursor is then at the log's first position. One that does
         not ``pin`` keeps no records. InvalidRequestError for the name of a writer's cursor and another owner.
