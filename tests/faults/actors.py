@@ -87,7 +87,9 @@ class Stage:
             return not seen["announced"] and not seen["records superseded or expired"] and begins == 1
         if isinstance(error, CorruptError):
             return not self.world.plan.may_spoil
-        return isinstance(error, UnavailableError) and self.world.plan.quiet
+        # Of a document that two others changed meanwhile, a refusal does not say whether it was replaced before that.
+        not_known = "not known to be deleted: refused" in str(error) or "not known to be changed: refused" in str(error)
+        return isinstance(error, UnavailableError) and self.world.plan.quiet and not not_known
 
     def excuse(self, error: LogError) -> None:
         """Ignore an error that this world explains; fail the story for one it does not."""

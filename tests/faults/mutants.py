@@ -383,14 +383,15 @@ MUTANTS = (
         "the copy's manifest is written first",
         COPYING + "_copy",
         "            num_fragments = self._copy_fragments(plan.manifest, claim)\n"
-        "            copied = self._rewritten(plan.manifest, claim)\n",
-        "            copied = self._rewritten(plan.manifest, claim)\n            claim.finish(copied)\n"
+        "            pointers = claim.write_snapshots(plan.manifest.pointers, self._load)\n",
+        "            pointers = claim.write_snapshots(plan.manifest.pointers, self._load)\n"
+        "            claim.finish(self._made(plan.manifest, pointers, self._policy(), claim))\n"
         "            num_fragments = self._copy_fragments(plan.manifest, claim)\n",
     ),
     Mutation(
         "copied fragments are not verified",
         COPYING + "_checked",
-        "return read_checked(store, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)[0]",
+        "return read_checked(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]",
         'return store.read(pointer.path) or b""',
     ),
     Mutation(

@@ -98,8 +98,8 @@ def own_cursor(store: ObjectStore, log: str, owner: Owner) -> None:
     if owner is Owner.WRITER:
         put(store, log, "monday")
         return
-    told = extension(owner, 25) if owner in {Owner.SUBSCRIPTION, Owner.KEYED_CONSUMER} else None
-    given = {} if told is None else {"extension": told}
+    kept = extension(owner, 25) if owner in {Owner.SUBSCRIPTION, Owner.KEYED_CONSUMER} else None
+    given = {} if kept is None else {"extension": kept}
     CursorStore(store, log).init(NAMES.get(owner, owner.value), LogPosition(25, 0), owner=owner, **given)
 
 
@@ -108,7 +108,7 @@ def own(store: ObjectStore, log: str, thing: Thing) -> None:
     if thing in CURSORS.values():
         own_cursor(store, log, next(owner for owner, each in CURSORS.items() if each is thing))
     elif thing is Thing.PINS:
-        PinStore(store, log).create("p", reason="somebody reads it")
+        PinStore(store, log).create("p", reason="a reader relies on it")
     elif thing is Thing.FENCE:
         manifests = ManifestStore(log_store(store, log), shared_runtime())
         manifests.change(manifests.load(), lambda found: None if found.fence else move_fence(found))
@@ -353,8 +353,8 @@ def why(operation: Operation) -> str:
     for thing, cell in TABLE[operation].items():
         by_reason.setdefault(f"{cell.fate}: {cell.why}", []).append(thing)
     most = max(by_reason, key=lambda reason: len(by_reason[reason]))
-    told = [f"- {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
-    return "\n".join([f"- all{' others' if told else ''}: {most}", *told]) + "\n"
+    kept = [f"- {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
+    return "\n".join([f"- all{' others' if kept else ''}: {most}", *kept]) + "\n"
 
 
 def test_page_shows_the_table_as_the_code_has_it() -> None:

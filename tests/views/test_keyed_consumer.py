@@ -254,8 +254,8 @@ def test_positions_of_keys_that_are_none_are_refused_when_the_consumer_is_opened
     memory_store: MemoryStore, keys: JsonObject, limit: int
 ) -> None:
     log = fill(memory_store, [b"a", b"b"])
-    told = Extension(ahead={"keys": keys}, limit=limit)
-    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER, extension=told)
+    kept = Extension(ahead={"keys": keys}, limit=limit)
+    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER, extension=kept)
 
     with pytest.raises(CorruptError, match="consumer c"):
         log.consumer("c")

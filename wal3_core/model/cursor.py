@@ -124,9 +124,9 @@ class Cursor:
     def within(self, limit: LogPosition) -> Cursor:
         """Return it for a log that ends at ``limit``: nothing behind that is processed there."""
         stays = self.position.offset <= limit.offset
-        told = self.extension if stays and self.extension.limit <= limit.offset else self.extension.behind
+        kept = self.extension if stays and self.extension.limit <= limit.offset else self.extension.behind
         appends = tuple(each.within(limit.offset) for each in self.appends)
-        return replace(self, position=self.position if stays else limit, extension=told, appends=appends)
+        return replace(self, position=self.position if stays else limit, extension=kept, appends=appends)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
@@ -238,10 +238,10 @@ def _of_earlier_version(cursor: Cursor, fields: Fields) -> Cursor:
         terms = fields.json("subscribed")
         pins, done = terms.pop("unpinned", False) is not True, terms.pop("done", None)
         # How far it goes is the owner's to read: in another log it is forgotten.
-        told = (
+        kept = (
             Extension(terms=terms, ahead={"done": done}, limit=strict_json.U64_MAX) if done else Extension(terms=terms)
         )
-        cursor = replace(cursor, owner=Owner.SUBSCRIPTION, pins=pins, extension=told)
+        cursor = replace(cursor, owner=Owner.SUBSCRIPTION, pins=pins, extension=kept)
     return cursor
 
 

@@ -154,8 +154,8 @@ class CursorStore:
         before = witness.cursor
         if owner is not None:
             before.check_owner(owner, f"log {self._manifests.url}, cursor {name}")
-        told = before.extension.behind if extension is None else extension
-        moved = replace(before, position=position, owner=owner or before.owner, extension=told, carried_from=NO_LOG)
+        kept = before.extension.behind if extension is None else extension
+        moved = replace(before, position=position, owner=owner or before.owner, extension=kept, carried_from=NO_LOG)
         return self.carry(name, moved, witness)
 
     def carry(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:

@@ -151,10 +151,10 @@ class KeyedConsumer:
         floor = self._keys.steady(self.floor, None, self._risen)
         ahead = {key: offset for key, offset in self._ahead.items() if offset > floor.offset}
         stored = _fitting(ahead)
-        told, saved = extension_of(self._prefix, stored), self._witness.cursor
-        if (floor.offset, told) != (saved.position.offset, saved.extension):
+        kept, saved = extension_of(self._prefix, stored), self._witness.cursor
+        if (floor.offset, kept) != (saved.position.offset, saved.extension):
             self._witness = self._keys.stores.cursors.save(
-                self._name, floor, self._witness, owner=Owner.KEYED_CONSUMER, extension=told
+                self._name, floor, self._witness, owner=Owner.KEYED_CONSUMER, extension=kept
             )
         self._floor, self._ahead = floor, ahead
         return len(ahead) - len(stored)
@@ -190,8 +190,8 @@ def extension_of(prefix: bytes, keys: tuple[tuple[bytes, int], ...] = ()) -> Ext
     terms: JsonObject = {"prefix": _text_of(prefix)}
     if not keys:
         return Extension(terms=terms)
-    told: JsonObject = {_text_of(key): offset for key, offset in keys}
-    return Extension(terms=terms, ahead={"keys": told}, limit=max(offset for _, offset in keys))
+    kept: JsonObject = {_text_of(key): offset for key, offset in keys}
+    return Extension(terms=terms, ahead={"keys": kept}, limit=max(offset for _, offset in keys))
 
 
 def _text_of(key: bytes) -> str:
@@ -203,10 +203,10 @@ def _keys_of(cursor: Cursor, what: str) -> dict[bytes, int]:
     if not cursor.extension.ahead:
         return {}
     ahead = Fields(cursor.extension.ahead, what)
-    told = ahead.object("keys").integers(count_max=KEYS_MAX)
+    kept = ahead.object("keys").integers(count_max=KEYS_MAX)
     ahead.finish()
     found = {}
-    for text, offset in told.items():
+    for text, offset in kept.items():
         try:
             key = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
