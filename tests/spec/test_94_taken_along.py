@@ -19,6 +19,7 @@ from wal3_core import (
     FeedSubscription,
     GarbageCollectedError,
     InvalidRequestError,
+    KeyedLog,
     LogAt,
     LogPosition,
     LogReader,
@@ -120,6 +121,22 @@ def test_consumer_that_begins_in_a_sealed_log_keeps_its_successors(memory_store:
 
     assert collected(memory_store, "b") == 4
     assert [offset for _, offset in consume(memory_store, "late")] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["by key", "subscription"])
+def test_other_owners_that_begin_in_a_sealed_log_keep_its_successors_too(memory_store: MemoryStore, kind: str) -> None:
+    fill(memory_store, "a", 3)
+    for log, successor in (("a", "b"), ("b", "c")):
+        migrate(memory_store, log, successor, reason="full")
+        fill(memory_store, successor, 3)
+    if kind == "by key":
+        KeyedLog.open(memory_store, "a").consumer("late")
+    else:
+        FeedSubscription.open(memory_store, "a", "late").close()
+    consume(memory_store, "fast")
+
+    assert [collected(memory_store, log) for log in "abc"] == [1, 4, 7]
+    assert delete_cursor(memory_store, "a", "late") == ["b", "c"]
 
 
 def test_consumer_that_begins_when_its_successor_was_collected_is_told_and_skips_nothing(

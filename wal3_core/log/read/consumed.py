@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, LogNotFoundError
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
-from wal3_core.log.read.succession import continuing
+from wal3_core.log.read.succession import continuing, goes_on_from
+from wal3_core.model.belongings import Operation, take_cursor
 from wal3_core.model.cursor import NO_EXTENSION, Extension, Owner
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Record, position_after
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from wal3_core.log.read.following import Following, Waiting
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.options import ConsumerOptions
+    from wal3_core.options import ConsumerOptions, ReaderOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
@@ -84,20 +85,6 @@ class Opening:
         )
         return Place(self, log, reader, cursors, witness)
 
-    def keep_successors(self, place: Place) -> None:
-        """Create the consumer's cursor in the successors that a sealed log has by now, unless it is there.
-
-        So these keep their records until the consumer has come there. A successor that has lost its first ones gets no
-        cursor: the consumer learns that when it comes there.
-        """
-        known = {place.log}
-        while (seal := place.reader.manifest().seal) is not None and seal.successor not in {None, *known}:
-            try:
-                place = self.place(cast("str", seal.successor), place)
-            except (LogNotFoundError, GarbageCollectedError, CorruptError):
-                return
-            known.add(place.log)
-
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:
         try:
             return cursors.init(self.name, position, owner=self.owner, extension=self.extension)
@@ -134,6 +121,38 @@ def _first_position(reader: LogReader, manifest: Manifest, start: ConsumerStart)
     return manifest.next.position
 
 
+def keep_successors(
+    store: ObjectStore, name: str, witness: Witness, sealed: Manifest, *, options: ReaderOptions, runtime: Runtime
+) -> None:
+    """Create a cursor of a sealed log in each successor that exists by now and has none of its name.
+
+    So these keep their records until its owner has come there. One that has lost its first records gets none: the owner
+    learns that when it comes there.
+    """
+    known: set[str] = set()
+    while sealed.seal is not None and sealed.seal.successor is not None and sealed.seal.successor not in known:
+        successor, begins = sealed.seal.successor, sealed.next.position
+        known.add(successor)
+        try:
+            manifest = LogReader(store, successor, options=options, runtime=runtime).manifest()
+        except LogNotFoundError:
+            return
+        if not goes_on_from(sealed, manifest) or manifest.first_kept.position.offset > begins.offset:
+            return
+        cursors = CursorStore(store, successor, runtime=runtime, retry=options.retry, log_id=manifest.log_id)
+        cursor = take_cursor(Operation.MIGRATE, name, replace(witness.cursor, log_id=sealed.log_id), begins, begins)
+        if cursor is not None and cursors.load(name) is None:
+            try:
+                cursors.carry(name, cursor, None)
+            except CursorConflictError:
+                # Another process has just created it.
+                pass
+            except GarbageCollectedError:
+                cursors.delete(name)
+                return
+        sealed = manifest
+
+
 class Place:
     """A consumer's place in one log: what was given, what is processed, and the cursor, which says what is saved."""
 
@@ -148,6 +167,17 @@ class Place:
         self.processed = witness.cursor.position
         # The offset after the last record that the caller was given.
         self.given = self.processed.offset
+
+    def keep_successors(self, opening: Opening) -> None:
+        """Have the successors that exist by now keep their records for it, if the log is sealed."""
+        keep_successors(
+            opening.store,
+            self._name,
+            self._witness,
+            self.reader.manifest(),
+            options=opening.options.reader,
+            runtime=opening.runtime,
+        )
 
     def finish(self, record: Record) -> None:
         """Count a record, and all before it, as processed."""

@@ -106,7 +106,7 @@ class Consumer:
         """
         places = {log: self._opening.place(log) for log in self._logs}
         for place in places.values():
-            self._opening.keep_successors(place)
+            place.keep_successors(self._opening)
         self._waiting = Waiting(self._runtime, self._options.reader, idle_s=self._options.idle_s)
         self._streams = deque(Stream(self._opening, place, self._waiting) for place in places.values())
         self._saved_s = self._runtime.monotonic_s()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
+from wal3_core.log.read.consumed import keep_successors
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -90,7 +91,9 @@ class FeedSubscription:
         assert isinstance(topics, tuple)
         place = feed_start(start, "start")
         wanted = Wanted(log=log, name=name, start=place, topics=topics, pins=options.pins, token=runtime.token())
-        return cls(tail, SavedSubscription.open(cursors, tail, wanted), options, runtime)
+        saved = SavedSubscription.open(cursors, tail, wanted)
+        keep_successors(store, name, saved.witness, tail.manifest(), options=options.reader, runtime=runtime)
+        return cls(tail, saved, options, runtime)
 
     @staticmethod
     @checked(store=a_store, log=check_log_name, name=check_cursor_name, runtime=optional(a_runtime))

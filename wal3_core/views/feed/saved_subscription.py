@@ -48,7 +48,7 @@ class SavedSubscription:
         self._token = self.state.token
 
     def _found(self, witness: Witness) -> None:
-        self._witness = witness
+        self.witness = witness
         # What was saved or found last.
         self.state = _subscribed(witness, self._wanted)
 
@@ -81,7 +81,7 @@ class SavedSubscription:
     @property
     def position(self) -> LogPosition:
         """The floor that was saved or found last."""
-        return self._witness.cursor.position
+        return self.witness.cursor.position
 
     def save(self, offset: int, timestamp_us: int, done: OffsetRanges) -> bool:
         """Save a floor and what is done above it; False, without a request, when that is what was saved last.
@@ -93,7 +93,7 @@ class SavedSubscription:
             return False
         extension = replace(self.state, done=done).extension(offset)
         name, owner = self._wanted.name, Owner.SUBSCRIPTION
-        self._found(self._cursors.save(name, position, self._witness, owner=owner, extension=extension))
+        self._found(self._cursors.save(name, position, self.witness, owner=owner, extension=extension))
         return True
 
     def look_again(self) -> bool:

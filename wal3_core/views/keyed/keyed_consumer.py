@@ -42,7 +42,7 @@ _KEYS_BYTES_MAX = 3 * 2**16
 
 def open_consumer(keys: KeyReader, opening: Opening, log: str, prefix: bytes) -> KeyedConsumer:
     """Open a consumer where it was saved last; without a cursor of its name, create one."""
-    opening.place(log)
+    opening.place(log).keep_successors(opening)
     witness = keys.stores.cursors.load(opening.name, Owner.KEYED_CONSUMER)
     if witness is None:
         message = f"log {log}, consumer {opening.name}: expected its cursor, which was just there, found it deleted"
