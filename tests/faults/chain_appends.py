@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tests.faults.chain_ledger import SUCCESSOR_CURSORS, ChainLedger
 from tests.faults.history import REFUSED
 from tests.faults.oracle import BEFORE
 from wal3_core import Message
+from wal3_core.model.belongings import TABLE, Fate, Operation, Thing
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from tests.faults.chain_ledger import ChainLedger
     from tests.faults.history import Append
     from tests.faults.oracle import Oracle
 
@@ -45,7 +46,7 @@ def check_named(ledger: ChainLedger) -> None:
     for attempt in ledger.named.attempts:
         rows_of.setdefault(attempt.name, set()).add(attempt.rows)
     for log_id, life in ledger.names.lives.items():
-        if not _knows_names(ledger, life):
+        if not _knows_names(life):
             continue
         counts = Counter(ledger.history(life))
         for name, variants in rows_of.items():
@@ -63,10 +64,10 @@ def _lacks(life: Oracle) -> bool:
     return life.is_copy and (life.begins > 1 or bool(life.dropped))
 
 
-def _knows_names(ledger: ChainLedger, life: Oracle) -> bool:
+def _knows_names(life: Oracle) -> bool:
     """Whether the writers' cursors came with the records, all the way."""
     while life.origin is not None:
-        if not (life.with_cursors if life.is_copy else SUCCESSOR_CURSORS in ledger.rules):
+        if not (life.with_cursors if life.is_copy else TABLE[Operation.MIGRATE][Thing.WRITER].fate is Fate.KEPT):
             return False
         life = life.origin
     return True

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tests.faults.actors import judged
 from tests.faults.chain_appends import check_appends, check_named
-from tests.faults.chain_ledger import RETIRED_CURSORS
 from tests.faults.chain_moves import BACKUP, CHAIN, check_same, check_unmovable
 from tests.faults.collectors import collector_options
 from tests.faults.compactors import change_policy
@@ -53,8 +52,8 @@ def finish(
     check_named(ledger)
     for log in standing(stage):
         _check_sound(stage, operator, log)
-    _check_updated(stage, operator, ledger)
-    check_unmovable(stage, operator, ledger)
+    _check_updated(stage, operator)
+    check_unmovable(stage, operator)
 
 
 def standing(stage: Stage) -> list[str]:
@@ -132,7 +131,7 @@ def _check_sound(stage: Stage, operator: SimProcess, log: str) -> None:
     assert found == life.messages(reader.manifest()), f"{log} holds other records"
 
 
-def _check_updated(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> None:
+def _check_updated(stage: Stage, operator: SimProcess) -> None:
     """The copy can be updated if its source holds all from its end on, and is then what its source is."""
     store, source, copied = (
         SimStore(stage.world, operator),
@@ -152,8 +151,7 @@ def _check_updated(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> N
     check_same(source, copied)
     assert len(copied.records) == len(source.records), f"the copy ends at {len(copied.records)}, not as its source"
     stage.world.fired["chain: copy is as its source"] += 1
-    if RETIRED_CURSORS in ledger.rules:
-        _check_retired(stage, operator, source, copied)
+    _check_retired(stage, operator, source, copied)
 
 
 def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: Oracle) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.faults.simulator import NEVER_S, START_US
+from wal3_core.model.belongings import TABLE, Fate, Operation, Thing
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, LogId
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from tests.faults.oracle import Oracle
     from wal3_core import Message
     from wal3_core.model.fragment import FragmentPointer
-
-SUCCESSOR_POLICY = "a successor has the policy of the sealed log"
-SUCCESSOR_CURSORS = "a successor has the cursors of the sealed log"
-LATE_CURSORS = "a cursor that is created in a sealed log is created in its successors"
-RETIRED_CURSORS = "an update deletes the copied cursors that the source has deleted"
-UNMOVABLE = "a queue and a dirty log are not migrated"
-KINDS = "another kind of owner is refused"
-ALL_RULES = frozenset({SUCCESSOR_POLICY, SUCCESSOR_CURSORS, LATE_CURSORS, RETIRED_CURSORS, UNMOVABLE, KINDS})
-# The rules that the worlds check.
-RULES = ALL_RULES
 
 
 @dataclass(eq=False)
@@ -83,7 +74,6 @@ class ChainLedger:
 
     stage: Stage
     named: NamedLedger
-    rules: frozenset[str] = RULES
     courses: list[Course] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     # Names whose cursor may be deleted at any moment.
@@ -153,8 +143,7 @@ class ChainLedger:
             course = Course(name, life, wants, name.startswith("c"), pins)
             self.courses.append(course)
             had = False
-            if course.is_consumer and LATE_CURSORS in self.rules:
-                self._check_late(name, life)
+            self._check_late(name, life)
         if not had and life not in course.starts:
             course.starts[life] = version.position.offset
         return course
@@ -256,14 +245,14 @@ class ChainLedger:
         origin = life.origin
         if origin is None or origin.manifest is None or life.manifest is None:
             return
-        if life.is_copy or SUCCESSOR_POLICY in self.rules:
+        if TABLE[Operation.COPY if life.is_copy else Operation.MIGRATE][Thing.POLICY].fate is Fate.KEPT:
             oldest = self._oldest_policy.get((life if life.is_copy else origin).manifest.log_id, 0)
             possible = [_terms(policy) for _, policy in origin.passes.policies[oldest:]]
             found = _terms(life.passes.policies[0][1])
             assert found in possible, f"{life.log} begins with {found}, expected one of {possible}"
         if life.is_copy:
             self._check_copied(life, origin)
-        elif SUCCESSOR_CURSORS in self.rules:
+        elif TABLE[Operation.MIGRATE][Thing.CONSUMER].fate is Fate.KEPT:
             self._check_followed(life, origin)
 
     def _check_copied(self, life: Oracle, origin: Oracle) -> None:
@@ -311,8 +300,8 @@ class ChainLedger:
             return True
         assert life.origin is not None
         assert life.origin.manifest is not None
-        moved = course.name in self._sealed_cursors[life.origin.manifest.log_id] and SUCCESSOR_CURSORS in self.rules
-        return moved or (course.is_consumer and LATE_CURSORS in self.rules)
+        # One that was created in the sealed log later creates its cursor here, too.
+        return TABLE[Operation.MIGRATE][Thing.CONSUMER].fate is Fate.KEPT
 
     def _check_retained(self, life: Oracle, gone: Iterable[FragmentPointer]) -> None:
         """No record was collected that every policy which may be in force keeps."""

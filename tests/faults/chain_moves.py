@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.chain_ledger import KINDS, UNMOVABLE
 from tests.faults.chain_owners import attempted
 from tests.faults.compactors import change_policy
 from tests.faults.second_lives import Hands
@@ -263,16 +262,9 @@ class Intruding:
         with Consumer(store, log, name, runtime=store.process):
             pass
 
-    @staticmethod
-    def names_of(ledger: ChainLedger, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names whose owners' kinds are known to the library."""
-        return names if KINDS in ledger.rules else tuple(name for name in names if not name.startswith("k"))
 
-
-def check_unmovable(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> None:
+def check_unmovable(stage: Stage, operator: SimProcess) -> None:
     """A queue and a dirty log are not migrated, and are as they were."""
-    if UNMOVABLE not in ledger.rules:
-        return
     store = SimStore(stage.world, operator)
     DelayQueue.create(store, "q", QueueDefinition(), runtime=operator)
     DirtyLog.open(store, "server", lanes_max=1, runtime=operator).close()
