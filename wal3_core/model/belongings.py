@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.model.cursor import Owner, is_writers
 from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.model.policy import Policy
 
 if TYPE_CHECKING:
@@ -205,7 +206,9 @@ def take_cursors(
 def refuses(operation: Operation, cursors: Mapping[str, Cursor]) -> str | None:
     """Say why an operation is refused to a log with these cursors; None if it is not."""
     for name, cursor in cursors.items():
-        cell = TABLE[operation][CURSORS[cursor.owner or Owner.CONSUMER]]
+        # An earlier version did not say whose it is.
+        unsaid = Owner.QUEUE if name == QUEUE_CURSOR else Owner.CONSUMER
+        cell = TABLE[operation][CURSORS[cursor.owner or unsaid]]
         if cell.fate is Fate.REFUSED:
             return f"cursor {name}: {cell.why}"
     return None

@@ -48,6 +48,8 @@ PIN_FOLDER = "pin/"
 DIRTY = "dirty"
 # Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
 WRITER_CURSOR = "writer-"
+# The cursor of a queue's broker: what lies behind it is not in a checkpoint yet.
+QUEUE_CURSOR = "queue"
 # Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"

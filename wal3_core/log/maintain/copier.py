@@ -22,6 +22,7 @@ from wal3_core.errors import (
     UnavailableError,
     UnsuitableStoreError,
 )
+from wal3_core.log.maintain.copied_cursors import load_cursors
 from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copied_part import CopiedPart
 from wal3_core.log.maintain.copy_pins import CopyPins
@@ -219,7 +220,7 @@ class _Copying:
 
     def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
         manifest = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(manifest, from_offset) if with_cursors else {}
+        cursors = self._cursors_within(pin.manifest, manifest, from_offset) if with_cursors else {}
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _Plan(name, pin, manifest, cursors, terms)
 
@@ -335,12 +336,12 @@ class _Copying:
 
     # ------------------------------------------------------------------ documents
 
-    def _cursors_within(self, manifest: Manifest, from_offset: int | None) -> dict[str, Cursor]:
-        """Load the source's cursors that the copy can have."""
-        source, first, limit = self._source, manifest.first.position, manifest.next.position
-        cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
+    def _cursors_within(self, pinned: Manifest, copied: Manifest, from_offset: int | None) -> dict[str, Cursor]:
+        """Load the source's cursors that the copy can have; named appends may lie in the part that is not copied."""
+        source, first, limit = self._source, copied.first.position, copied.next.position
+        cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=pinned.log_id)
         operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
-        return take_cursors(operation, {name: each.cursor for name, each in cursors.items()}, first, limit)
+        return take_cursors(operation, load_cursors(cursors, pinned, self._snapshots), first, limit)
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""

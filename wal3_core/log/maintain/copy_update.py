@@ -109,10 +109,13 @@ def update_copy(
     """Append to a copy what its source holds by now beyond the copy's end; positions stay as they are.
 
     ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged and
-    what writers' cursors say of named appends, and creates those that it lacks; cursors that the source lacks stay.
+    what writers' cursors say of named appends, creates those that it lacks, and deletes those that the source's owners
+    have deleted; other cursors that the source lacks stay.
     ``progress`` gets the number of records appended and of those to append. Call it again after an error: it goes on
     from the copy's end, which lies behind whole fragments and whole staged appends, whatever fails.
-    InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
+    InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed; or, with
+    cursors, when the source is a successor of the log that it is a copy of.
+    CursorConflictError when another process has moved a cursor of the copy just now: call it again.
     GarbageCollectedError when the source no longer holds all records from the copy's end on, because they were
     collected or compacted away: copy to another name then.
     LogNotFoundError when either is no log. CorruptError when the source is damaged. UnavailableError when a store does
@@ -150,6 +153,13 @@ class _Updating:
         # The source after the copy, each time: another update may have copied what the source has gained since.
         base, source = self._into.load(), self._from.load()
         began = base.manifest.next.position.offset
+        if with_cursors and base.manifest.follows != source.manifest.follows:
+            message = (
+                f"log {self._from.url}: expected the log that {self._into.url} is a copy of, to take its cursors, found"
+                f" a successor of it, whose cursors say nothing of the records before: update it without cursors, or"
+                f" copy that one to another name"
+            )
+            raise InvalidRequestError(message)
         cursors = self._cursors() if with_cursors else None
         for _ in range(self._options.reseals_max + 1):
             try:

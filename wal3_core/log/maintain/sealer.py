@@ -23,14 +23,15 @@ from wal3_core.errors import (
 )
 from wal3_core.log.maintain.copied_cursors import load_cursors
 from wal3_core.log.maintain.copy_target import CopyTarget
+from wal3_core.log.read.consumed import keep_successors
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
 from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -80,9 +81,9 @@ def seal(
     then on, until ``initialize_successor`` begins it or the name is destroyed; also when the seal then fails.
     """
     runtime = runtime or shared_runtime()
-    if not reason.strip():
+    if reason.strip() in {"", BEING_DESTROYED}:
         # A seal is never lifted, so it must say why it was set.
-        message = f"log {log}: expected a reason to seal it, found none"
+        message = f"log {log}: expected a reason to seal it, found {reason.strip()!r}"
         raise InvalidRequestError(message)
     if successor is not None:
         _check_successor(log, successor)
@@ -101,7 +102,13 @@ def seal(
     keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
     if base.manifest.seal is None:
         _check_goes_on(store, log, base.manifest.log_id, runtime)
-        keeping.keep(manifests.load)
+        try:
+            keeping.keep(manifests.load)
+        except LogExistsError:
+            # Another call may have sealed the log, and begun just this successor.
+            base = manifests.load()
+            if base.manifest.seal is None or base.manifest.seal.successor != successor:
+                raise
     try:
         return sealing.install(wanted, base)
     except SealedError:
@@ -237,6 +244,7 @@ class _Beginning:
                 # The name was destroyed while it was kept, or the log was sealed without keeping it.
                 remedy = "copy that one to another name and destroy it, then begin this one"
                 raise _usurped(self._log, self._name, remedy)
+            self._settle(seen.document)
             return True
         self._names.refuse_taken(seen, self._sealed.log_id)
         claim = self._target.claim_successor(seen, source=_source(self._store, self._log), sealed=self._sealed.log_id)
@@ -247,7 +255,24 @@ class _Beginning:
         except (LogExistsError, LogReplacedError):
             # Another call goes on, or has begun the successor.
             return False
+        self._settle(self._names.load().manifest)
         return True
+
+    def _settle(self, begun: Manifest) -> None:
+        """Take along the cursors that were created or deleted since the sealed log's were listed.
+
+        A process that creates a cursor there looks for the successor after that. So it finds it, or is found here.
+        """
+        sealed, options = self._sealed, ReaderOptions()
+        theirs = CursorStore(self._store, self._log, runtime=self._runtime, log_id=sealed.log_id)
+        ours = CursorStore(self._store, self._name, runtime=self._runtime, log_id=begun.log_id)
+        held = ours.list()
+        for name, witness in theirs.list().items():
+            if name not in held and not ours.is_deleted(name):
+                keep_successors(self._store, name, witness, sealed, options=options, runtime=self._runtime)
+        for name, witness in held.items():
+            if witness.cursor.carried_from == sealed.log_id and theirs.is_deleted(name):
+                ours.delete_version(name, witness)
 
     def _fill(self, claim: Claim) -> None:
         """Write what the successor takes along, and make it a log."""

@@ -88,7 +88,9 @@ class Opening:
 
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:
         try:
-            return cursors.init(self.name, position, owner=self.owner, extension=self.extension)
+            # Left where it is, it would make the next start skip what this one reports.
+            stays = start == "beginning"
+            return cursors.init(self.name, position, owner=self.owner, extension=self.extension, stays=stays)
         except CursorConflictError:
             # Another consumer of this name has created it since.
             witness = cursors.load(self.name, self.owner)
@@ -99,8 +101,6 @@ class Opening:
             if start == "beginning" and (witness := cursors.load(self.name, self.owner)) is not None:
                 # It is at the first record that is kept.
                 return witness
-            # Left where it is, it would make the next start skip what this one reports.
-            cursors.delete(self.name)
             message = (
                 f"log {log}, consumer {self.name}: expected to begin at offset {position.offset}, found that a"
                 f" collection takes it: set the cursor to where to begin"
@@ -144,12 +144,11 @@ def keep_successors(
         cursor = take_cursor(Operation.MIGRATE, name, replace(witness.cursor, log_id=sealed.log_id), begins, begins)
         if cursor is not None and cursors.load(name) is None:
             try:
-                cursors.carry(name, cursor, None)
+                cursors.carry(name, cursor, None, stays=False)
             except CursorConflictError:
                 # Another process has just created it.
                 pass
             except GarbageCollectedError:
-                cursors.delete(name)
                 return
             except StoreDeniedError as error:
                 READER.warning(

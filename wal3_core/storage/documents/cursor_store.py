@@ -88,6 +88,7 @@ class CursorStore:
         owner=optional(instance_of(Owner)),
         pins=flag,
         extension=instance_of(Extension),
+        stays=flag,
     )
     def init(
         self,
@@ -97,17 +98,19 @@ class CursorStore:
         owner: Owner | None = Owner.CONSUMER,
         pins: bool = True,
         extension: Extension = NO_EXTENSION,
+        stays: bool = True,
     ) -> Witness:
         """Create a cursor for an owner, or None for the first that uses it; CursorConflictError when it exists.
 
-        GarbageCollectedError when the position is gone: the cursor is then at the log's first position. One that does
-        not ``pin`` keeps no records. InvalidRequestError for the name of a writer's cursor and another owner.
+        GarbageCollectedError when the position is gone: the cursor is then at the log's first position, or deleted
+        unless it ``stays``. One that does not ``pin`` keeps no records. InvalidRequestError for the name of a writer's
+        cursor and another owner.
         """
         if name.startswith(WRITER_CURSOR) and owner is not Owner.WRITER:
             message = f"cursor {name}: expected a name that does not begin with {WRITER_CURSOR}, as writers' do"
             raise InvalidRequestError(message)
         cursor = Cursor(position=position, epoch_us=0, generation=0, owner=owner, pins=pins, extension=extension)
-        return self.carry(name, cursor, None)
+        return self.carry(name, cursor, None, stays=stays)
 
     @checked(name=check_cursor_name, owner=optional(instance_of(Owner)))
     def load(self, name: str, owner: Owner | None = None) -> Witness | None:
@@ -158,10 +161,10 @@ class CursorStore:
         moved = replace(before, position=position, owner=owner or before.owner, extension=kept, carried_from=NO_LOG)
         return self.carry(name, moved, witness)
 
-    def carry(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
+    def carry(self, name: str, cursor: Cursor, witness: Witness | None, *, stays: bool = True) -> Witness:
         """Write a whole cursor, such as another log's, in place of the witness's version, or of none.
 
-        Errors as ``init`` and ``save``.
+        Errors, and ``stays``, as of ``init`` and ``save``.
         """
         self._check_position(name, cursor)
         before = None if witness is None else witness.cursor
@@ -172,7 +175,7 @@ class CursorStore:
         try:
             # The process that moved it there before may have died before its check.
             if is_new_place or self._held.get(name) != (witness and witness.etag):
-                self._check_still_held(name, saved, witness)
+                self._check_still_held(name, saved, witness, stays=stays)
         except (LogReplacedError, LogNotFoundError):
             if witness is None:
                 # It belongs to a life that is over, so nothing relies on it.
@@ -313,7 +316,7 @@ class CursorStore:
         else:
             self._held.pop(name, None)
 
-    def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
+    def _check_still_held(self, name: str, saved: Witness, before: Witness | None, *, stays: bool) -> None:
         first = self._manifest().first_kept.position
         position = saved.cursor.position
         if not saved.cursor.pins:
@@ -321,6 +324,10 @@ class CursorStore:
         if position.offset >= first.offset:
             self._withdraw_compaction(position)
             return
+        if not stays and self.delete_version(name, saved):
+            # Left anywhere, its owner would begin there, and miss what it was to get before that.
+            message = f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset}"
+            raise GarbageCollectedError(message)
         # By CAS, so that a move by another process meanwhile stands. A new cursor is not deleted but put at the log's
         # first position, since another process may already rely on it.
         back = first if before is None else max(first, before.cursor.position)

@@ -129,15 +129,19 @@ def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
         raise InvalidRequestError(message)
     position = _position(tail, wanted, tail.manifest())
     try:
-        return cursors.init(wanted.name, position, owner=Owner.SUBSCRIPTION, pins=wanted.pins, extension=extension)
+        # Left where it is, the next start would skip silently what this one reports.
+        return cursors.init(
+            wanted.name,
+            position,
+            owner=Owner.SUBSCRIPTION,
+            pins=wanted.pins,
+            extension=extension,
+            stays=wanted.start == "beginning",
+        )
     except (CursorConflictError, GarbageCollectedError) as error:
         # Another process has created it since; or it was, at the first record that is kept.
         witness = cursors.load(wanted.name, Owner.SUBSCRIPTION)
-        late = isinstance(error, GarbageCollectedError) and wanted.start != "beginning"
-        if witness is None or late:
-            # Left where it is, the next start would skip silently what this one reports.
-            if late and witness is not None and _subscribed(witness, wanted).token == wanted.token:
-                cursors.delete(wanted.name)
+        if witness is None or (isinstance(error, GarbageCollectedError) and wanted.start != "beginning"):
             raise
         return witness
 

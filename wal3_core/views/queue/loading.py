@@ -16,6 +16,7 @@ import pyarrow as pa
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.cursor import Owner
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.options import Limits
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The cursor of this name keeps key compaction from what came after the newest checkpoint.
-CURSOR = "queue"
+CURSOR = QUEUE_CURSOR
 _WINDOW = 64
 _OF_ITEMS = (encoding.VALUE, encoding.STATE)
 # How many records of others may lie behind the last of a queue that has lost its cursor.
