@@ -13,6 +13,7 @@ from tests.spec.consuming import ONCE as AT_ONCE
 from tests.spec.logs import Crashed
 from tests.stores import FaultyStore
 from wal3_core import (
+    Collector,
     Consumer,
     CursorStore,
     DelayQueue,
@@ -276,3 +277,108 @@ def test_consumer_that_is_retired_in_a_sealed_log_is_retired_in_its_successors(m
     assert delete_cursor(memory_store, "a", "goes-on") == []
 
     assert [sorted(CursorStore(memory_store, log).list()) for log in "abc"] == [[], ["goes-on"], ["goes-on"]]
+
+
+def test_named_append_in_the_part_that_a_copy_lacks_is_known_there_and_where_parts_are_put_together(
+    memory_store: MemoryStore,
+) -> None:
+    fill(memory_store, "a", 1)
+    assert not append_once(memory_store, "a")
+    copy(LogAt(memory_store, "a"), LogAt(memory_store, "part1"), with_cursors=True)
+    fill(memory_store, "a", 3)
+    copy(LogAt(memory_store, "a"), LogAt(memory_store, "part2"), from_offset=3, with_cursors=True)
+    copy(LogAt(memory_store, "part1"), LogAt(memory_store, "whole"), with_cursors=True)
+    update_copy(LogAt(memory_store, "part2"), LogAt(memory_store, "whole"), with_cursors=True)
+
+    assert [append_once(memory_store, log) for log in ("a", "part2", "whole")] == [True, True, True]
+
+
+def test_update_from_a_successor_takes_no_cursors(memory_store: MemoryStore) -> None:
+    """They say nothing of the records before: the copy's own would be moved over these."""
+    fill(memory_store, "a", 3)
+    CursorStore(memory_store, "a").init("c", LogPosition(1, 0))
+    copy(LogAt(memory_store, "a"), LogAt(memory_store, "backup"), with_cursors=True)
+    migrate(memory_store, "a", "b", reason="full")
+    fill(memory_store, "b", 2)
+
+    with pytest.raises(InvalidRequestError, match="found a successor of it"):
+        update_copy(LogAt(memory_store, "b"), LogAt(memory_store, "backup"), with_cursors=True)
+    update_copy(LogAt(memory_store, "b"), LogAt(memory_store, "backup"))
+
+    assert CursorStore(memory_store, "backup").offsets() == {"c": 1}
+    assert LogReader.open(memory_store, "backup").manifest().next.position.offset == 6
+
+
+def at_call(store: MemoryStore, step: int, act: Callable[[], object]) -> tuple[FaultyStore, list[int]]:
+    """Act before the ``step``th call of a store; the list has the step once that has happened."""
+    faulty, left, done = FaultyStore(store), iter(range(step)), list[int]()
+
+    def before(_kind: str, _path: str) -> None:
+        if next(left, None) is None and not done:
+            done.append(step)
+            act()
+
+    faulty.before = before
+    return faulty, done
+
+
+def test_cursors_that_come_and_go_at_any_moment_of_a_migration_come_and_go_in_the_successor(
+    memory_store: MemoryStore,
+) -> None:
+    for step in range(100):
+        log, successor = f"a{step}", f"b{step}"
+        fill(memory_store, log, 3)
+        CursorStore(memory_store, log).init("gone", LogPosition(1, 0))
+
+        def come_and_go(log: str = log) -> None:
+            consume(memory_store, "new", 1, log)
+            delete_cursor(memory_store, log, "gone")
+
+        store, done = at_call(memory_store, step, come_and_go)
+        migrate(store, log, successor, reason="full")
+
+        if not done:
+            assert step > 20
+            return
+        assert CursorStore(memory_store, successor).offsets() == {"new": 4}
+
+
+def test_of_two_migrations_at_once_both_find_the_successor(memory_store: MemoryStore) -> None:
+    for step in range(100):
+        log, successor = f"a{step}", f"b{step}"
+        fill(memory_store, log, 1)
+
+        def migrate_too(log: str = log, successor: str = successor) -> None:
+            migrate(memory_store, log, successor, reason="full")
+
+        store, done = at_call(memory_store, step, migrate_too)
+        migrate(store, log, successor, reason="full")
+
+        assert LogReader.open(memory_store, successor).manifest().next.position.offset == 2
+        if not done:
+            assert step > 10
+            return
+
+
+def test_queue_whose_cursor_an_earlier_version_wrote_has_no_successor(memory_store: MemoryStore) -> None:
+    DelayQueue.create(memory_store, "q")
+    cursors = CursorStore(memory_store, "q")
+    witness = cursors.load("queue")
+    assert witness is not None
+    cursors.carry("queue", replace(witness.cursor, owner=None), witness)
+
+    with pytest.raises(InvalidRequestError, match="expected one that can go on in a successor"):
+        migrate(memory_store, "q", "next", reason="full")
+
+
+def test_consumer_that_is_killed_when_it_came_too_late_leaves_no_cursor_to_begin_at(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 9)
+    collector = Collector(memory_store, "a", options=NOW)
+    CursorStore(memory_store, "a").init("fast", LogPosition(7, 0))
+    collector.announce(collector.plan())
+    cursors = CursorStore(memory_store, "a")
+
+    with pytest.raises(GarbageCollectedError):
+        cursors.init("late", LogPosition(4, 0), stays=False)
+
+    assert (cursors.load("late"), cursors.is_deleted("late")) == (None, True)
