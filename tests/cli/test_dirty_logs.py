@@ -173,7 +173,7 @@ def test_logs_are_named_if_the_store_fails_just_after_they_were_handed_out(
 ) -> None:
     """Regression: they were no longer marked, and nothing said which they were."""
 
-    def silent(*_: object) -> None:
+    def silent(*_: object, **_options: object) -> None:
         message = "no answer"
         raise UnavailableError(message)
 
