@@ -21,6 +21,7 @@ from wal3_core import (
     LogPosition,
     LogWriter,
     OverloadedError,
+    Owner,
     Policy,
     PolicyStore,
     Pressure,
@@ -395,6 +396,17 @@ def test_refused_appends_are_reported(memory_store: MemoryStore, caplog: pytest.
             refused(fleet)
     assert seen == ["a", "a"]
     assert "appends are refused: log a: expected at most 1000" in caplog.text
+
+
+@pytest.mark.parametrize("owner", [Owner.WRITER, Owner.ROLLUP, Owner.QUEUE])
+def test_cursor_of_what_does_not_consume_holds_up_no_append(memory_store: MemoryStore, owner: Owner) -> None:
+    """A log whose consumers have read everything was refused for a writer's last named append."""
+    fill(memory_store, "a", LIMIT + 1, ("billing", LIMIT + 2))
+    CursorStore(memory_store, "a").init("writer-nightly", LogPosition(1, 0), owner=Owner.WRITER)
+    if owner is not Owner.WRITER:
+        CursorStore(memory_store, "a").init("other", LogPosition(1, 0), owner=owner)
+
+    assert over_limit(memory_store, ["a"], unprocessed_max=LIMIT) == []
 
 
 def test_over_limit_returns_the_logs_with_too_many_unprocessed_records_the_farthest_behind_first(
