@@ -64,10 +64,21 @@ def test_cursors_that_do_not_name_their_owner_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "extension", [{"ahead": {"x": 1}}, {"ahead": {"x": 1}, "limit": 3}, {"limit": 4}, {"ahead": {}, "limit": 4}]
+    "extension",
+    [
+        {},
+        {"terms": {}},
+        {"terms": {"x": 1}, "ahead": {}},
+        {"terms": {"x": 1}, "limit": 0, "ahead": {}},
+        {"terms": {"x": 1}, "limit": 2},
+        {"ahead": {"x": 1}},
+        {"ahead": {"x": 1}, "limit": 3},
+        {"limit": 4},
+        {"ahead": {}, "limit": 4},
+    ],
 )
 def test_extension_says_how_far_it_goes_and_that_is_ahead(extension: JsonObject) -> None:
-    with pytest.raises(CorruptError, match="expected something ahead below a limit behind offset 3"):
+    with pytest.raises(CorruptError, match="expected terms, or something ahead below a limit behind offset 3"):
         Extension.from_json(Fields(extension, "cursor.extension"), LogPosition(3, 5))
 
 

@@ -81,17 +81,20 @@ class Extension:
 
     @classmethod
     def from_json(cls, fields: Fields, position: LogPosition) -> Extension:
-        """Read from a JSON object beside a position."""
+        """Read from a JSON object beside a position; one that says nothing is not written."""
+        has_limit = fields.has("limit")
         found = cls(
-            terms=fields.json("terms") if fields.has("terms") else {},
-            ahead=fields.json("ahead") if fields.has("ahead") else {},
-            limit=fields.integer("limit") if fields.has("limit") else 0,
+            terms=fields.json("terms") if (has_terms := fields.has("terms")) else {},
+            ahead=fields.json("ahead") if (has_ahead := fields.has("ahead")) else {},
+            limit=fields.integer("limit") if has_limit else 0,
         )
         fields.finish()
-        if bool(found.ahead) != (found.limit > position.offset):
+        # A field that says nothing is left out.
+        is_whole = (has_terms, has_ahead) == (bool(found.terms), bool(found.ahead)) and (has_terms or has_ahead)
+        if not is_whole or has_limit != has_ahead or has_ahead != (found.limit > position.offset):
             message = (
-                f"{fields.what}: expected something ahead below a limit behind offset {position.offset}, or neither,"
-                f" found {len(found.ahead)} fields ahead below {found.limit}"
+                f"{fields.what}: expected terms, or something ahead below a limit behind offset {position.offset},"
+                f" found {len(found.terms)} and {len(found.ahead)} fields, ahead below {found.limit}"
             )
             raise CorruptError(message)
         return found
@@ -220,7 +223,10 @@ def _owner_from(fields: Fields) -> Owner | None:
 
 def _of_earlier_version(cursor: Cursor, fields: Fields) -> Cursor:
     """Read what earlier versions wrote in place of an owner and its extension."""
-    if cursor.appends and cursor.owner is None:
+    if cursor.appends:
+        if cursor.owner is not None:
+            message = f"{fields.what}: field owner: expected none beside appends, which say it, found {cursor.owner}"
+            raise CorruptError(message)
         cursor = replace(cursor, owner=Owner.WRITER)
     if fields.has("keys"):
         keys = fields.json("keys")
