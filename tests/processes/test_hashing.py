@@ -25,10 +25,12 @@ TIMEOUT_S = 2 * DEADLINE_S
 APPEND = """
 from tests.lanes import lanes_decided
 from wal3_core import LogReader, LogWriter, open_store
+import os
 from wal3_core.hashing.lanes import LANES
 
 def appended(log):
-    store = open_store("memory:a")
+    # One of its own: a forked child has no store in memory of its parent's.
+    store = open_store(f"memory:{os.getpid()}")
     with LogWriter.open_or_initialize(store, log) as writer:
         writer.append_many([b"%d" % number * 100 for number in range(1000)])
     return sum(1 for record in LogReader.open(store, log).records())
