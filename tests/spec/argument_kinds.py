@@ -12,6 +12,7 @@ from wal3_core import (
     Collector,
     CursorStore,
     DirtyLog,
+    Extension,
     FleetOptions,
     Gap,
     KeyedOptions,
@@ -80,6 +81,7 @@ def kinds() -> dict[str, Kind]:
         "ObjectStore": Kind(store, (*nothing, None, MemoryStore)),
         "str": Kind("b", (4711, b"a", 1.5, None, object())),
         "int": Kind(3, ("3", 1.5, True, None, object())),
+        "int | LogAt": Kind(1, ("3", 1.5, True, object())),
         "float": Kind(3, ("3", True, None, object())),
         "bool": Kind(right=False, wrong=(1, "no", None)),
         "bytes": Kind(b"", ("text", 4711, None)),
@@ -106,7 +108,7 @@ def kinds() -> dict[str, Kind]:
         *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
         *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
-        *(KeyedOptions(), SubscriptionOptions()),
+        *(KeyedOptions(), SubscriptionOptions(), Extension()),
         *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.stretch),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))

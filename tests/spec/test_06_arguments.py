@@ -150,7 +150,7 @@ class Entry:
             "DelayQueue": lambda: opened(DelayQueue.open_or_create(store, "q")),
             "Fleet": lambda: Fleet.open(store),
             "KeyedLog": lambda: KeyedLog.open(store, LOG),
-            "KeyedConsumer": lambda: KeyedLog.open(store, LOG).consumer("c"),
+            "KeyedConsumer": lambda: KeyedLog.open(store, LOG).consumer("k"),
             "HeldWriter": lambda: Fleet.open(store).writer(LOG),
             "Limits": Limits,
             "Setsum": Setsum,

@@ -161,6 +161,7 @@ class CursorStore:
         moved = replace(before, position=position, owner=owner or before.owner, extension=kept, carried_from=NO_LOG)
         return self.carry(name, moved, witness)
 
+    @checked(name=check_cursor_name, cursor=instance_of(Cursor), witness=optional(instance_of(Witness)), stays=flag)
     def carry(self, name: str, cursor: Cursor, witness: Witness | None, *, stays: bool = True) -> Witness:
         """Write a whole cursor, such as another log's, in place of the witness's version, or of none.
 
@@ -193,6 +194,7 @@ class CursorStore:
             found[cursor_name(path)] = witness
         return found
 
+    @checked(writers_alone=flag)
     def offsets(self, *, writers_alone: bool = False) -> dict[str, int]:
         """Load the offsets of all cursors that keep records, by name; CorruptError for a file that is no cursor.
 
@@ -240,11 +242,13 @@ class CursorStore:
         self._manifest()
         self._cursors.delete(cursor_path(name))
 
+    @checked(name=check_cursor_name)
     def is_deleted(self, name: str) -> bool:
         """Tell whether there was a cursor of that name, and it was deleted."""
         seen = self._cursors.look(cursor_path(name))
         return seen is not None and isinstance(seen.document, Tombstone)
 
+    @checked(name=check_cursor_name, witness=instance_of(Witness))
     def delete_version(self, name: str, witness: Witness) -> bool:
         """Delete a cursor as the witness has it; False, and nothing done, when it has another version."""
         return self._cursors.delete_version(cursor_path(name), Seen(witness.cursor, witness.etag))
