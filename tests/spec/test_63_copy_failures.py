@@ -247,11 +247,12 @@ def test_slower_one_of_two_equal_copies_changes_nothing_of_the_finished_copy(
     """Whatever it was about to do when the other one finished and the copy came into use."""
     with_cursors(memory_store)
     slow = FaultyStore(memory_store)
-    left, live = [step], dict[str, Cursor]()
+    left, live, overtaken = [step], dict[str, Cursor](), list[tuple[str, str]]()
 
-    def overtake(_kind: str, _path: str) -> None:
+    def overtake(kind: str, path: str) -> None:
         left[0] -= 1
         if left[0] == 0:
+            overtaken.append((kind, path))
             copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), with_cursors=True)
             fill(memory_store, "b", 2)
             cursors = CursorStore(memory_store, "b")
@@ -267,8 +268,9 @@ def test_slower_one_of_two_equal_copies_changes_nothing_of_the_finished_copy(
     except (LogExistsError, LogReplacedError, InvalidRequestError):
         assert left[0] <= 0
     else:
-        # It had finished everything but deleting its pin.
-        assert left[0] > 0
+        # It had finished everything but deleting its pin; or it asked to make the copy a log, which both made the same,
+        # and the refusal cannot tell whether a repeated request of its own came first.
+        assert overtaken in ([], [("replace", "b/manifest/MANIFEST.json")])
 
     if left[0] <= 0:
         assert {name: witness.cursor for name, witness in CursorStore(memory_store, "b").list().items()} == live

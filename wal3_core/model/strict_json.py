@@ -232,10 +232,10 @@ class Fields:
         return Fields(self._take(key), f"{self.what}.{key}")
 
     def json(self, key: str) -> JsonObject:
-        """Take a nested object as it is."""
+        """Take a nested object as it is; half of a surrogate pair in it is refused."""
         value = self._take(key)
-        if not isinstance(value, dict):
-            raise self._wrong(key, "a JSON object", value)
+        if not isinstance(value, dict) or not _is_text(json.dumps(value, ensure_ascii=False)):
+            raise self._wrong(key, "a JSON object of text", value)
         return value
 
     def items(self, key: str, *, count_max: int) -> list[JsonValue]:

@@ -197,7 +197,10 @@ class Claim:
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:
-        """Make it a log; LogExistsError when another call has, LogReplacedError when another call has taken it over."""
+        """Make it a log; LogExistsError when another call has, LogReplacedError when another call has taken it over.
+
+        Returns as well when another call has made it the same log and the refusal does not tell which was first.
+        """
         if self._manifests.begin(manifest, self._claimed) is None:
             self.check_ours()
             message = f"log {self._manifests.url}: the copy is whole, but could not be made a log: copy it again"
