@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError, StoreDeniedError
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing, goes_on_from
@@ -15,7 +15,6 @@ from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Record, position_after
 from wal3_core.options import Limits
 from wal3_core.runtime import US_PER_S
-from wal3_core.runtime.loggers import READER
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import log_store
 
@@ -128,7 +127,7 @@ def keep_successors(
     """Create a cursor of a sealed log in each successor that exists by now and has none of its name.
 
     So these keep their records until its owner has come there. One that has lost its first records gets none: the owner
-    learns that when it comes there. One where this process may not create it gets none, with a warning.
+    learns that when it comes there. StoreDeniedError where this process may not create it: records would be lost.
     """
     known: set[str] = set()
     while sealed.seal is not None and sealed.seal.successor is not None and sealed.seal.successor not in known:
@@ -149,11 +148,6 @@ def keep_successors(
                 # Another process has just created it.
                 pass
             except GarbageCollectedError:
-                return
-            except StoreDeniedError as error:
-                READER.warning(
-                    "log %s: cursor %s was not created, so its records may be collected: %s", successor, name, error
-                )
                 return
         sealed = manifest
 
