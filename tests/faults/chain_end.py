@@ -152,6 +152,21 @@ def _check_updated(stage: Stage, operator: SimProcess) -> None:
     assert len(copied.records) == len(source.records), f"the copy ends at {len(copied.records)}, not as its source"
     stage.world.fired["chain: copy is as its source"] += 1
     _check_retired(stage, operator, source, copied)
+    _check_no_update_from_the_successor(stage, operator, source)
+
+
+def _check_no_update_from_the_successor(stage: Stage, operator: SimProcess, source: Oracle) -> None:
+    """The cursors of a successor say nothing of the records before it: a copy of the first log does not take them."""
+    successor = source.manifest and source.manifest.seal and source.manifest.seal.successor
+    if not successor or successor not in standing(stage):
+        return
+    store = SimStore(stage.world, operator)
+    before = CursorStore(store, BACKUP, runtime=operator).list()
+    with suppress(InvalidRequestError, GarbageCollectedError):
+        update_copy(LogAt(store, successor), LogAt(store, BACKUP), with_cursors=True, runtime=operator)
+    after = CursorStore(store, BACKUP, runtime=operator).list()
+    assert after == before, f"{BACKUP}: has cursors of {successor}: {[*after]}, before {[*before]}"
+    stage.world.fired["chain: no cursors of the successor"] += 1
 
 
 def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: Oracle) -> None:

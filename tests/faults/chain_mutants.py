@@ -19,8 +19,8 @@ CHAIN_MUTANTS = (
     ),
     Mutation(
         "a retired cursor stays in the copy",
-        "wal3_core.log.maintain.copied_cursors:CopiedCursors.move_all",
-        "self._ours.delete_version(name, held)",
+        "wal3_core.log.maintain.copied_cursors:delete_retired",
+        "ours.delete_version(name, held)",
         "pass",
     ),
     Mutation(
@@ -34,6 +34,12 @@ CHAIN_MUTANTS = (
         "wal3_core.log.maintain.sealer:_Beginning._fill",
         "first.position, first.position), policy)",
         "first.position, first.position), None)",
+    ),
+    Mutation(
+        "an update takes the cursors of a successor",
+        "wal3_core.log.maintain.copy_update:_Updating.run",
+        "if with_cursors and base.manifest.follows != source.manifest.follows:",
+        "if False:",
     ),
     Mutation(
         "a copy has no policy",

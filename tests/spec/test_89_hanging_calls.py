@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import Fleet, FleetOptions, LogWriter, UnknownDurabilityError, WriterOptions
+from wal3_core import Fleet, FleetOptions, LogWriter, OverloadedError, UnknownDurabilityError, WriterOptions
 from wal3_core.runtime.threads import HUNG_S_MAX
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -35,6 +35,26 @@ def test_append_and_close_end_though_a_call_of_the_store_never_returns() -> None
     assert 1 + HUNG_S_MAX <= took_s[0] < 2 * HUNG_S_MAX
     # What has waited too long already is not waited for as long again.
     assert max(took_s[1:]) < HUNG_S_MAX / 3
+
+
+def test_append_that_waits_for_room_ends_and_is_not_begun() -> None:
+    simulation = Simulation(0)
+    process = SimProcess(simulation, "p", steady=True)
+
+    def use() -> None:
+        store = FaultyStore(MemoryStore(process))
+        options = WriterOptions(delivery_timeout_s=1, record_bytes_max=1000, batch_bytes_max=1000, bytes_held_max=1000)
+        writer = LogWriter.open_or_initialize(store, "a", options=options, runtime=process)
+        store.before = lambda kind, _path: simulation.block(lambda: False, None) if kind == "replace" else None
+        first = writer.submit(bytes(900))
+        with pytest.raises(OverloadedError) as refused:
+            writer.submit(bytes(900))
+        assert not first.done()
+        assert isinstance(refused.value.__cause__, UnknownDurabilityError)
+
+    simulation.run(simulation.spawn(process, "main", use))
+
+    assert HUNG_S_MAX < simulation.now_s < 2 * HUNG_S_MAX
 
 
 def test_fleet_s_append_and_close_end_though_a_call_of_the_store_never_returns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,14 @@ from wal3_core import (
     InvalidRequestError,
     KeyedLog,
     LogAt,
+    LogNotFoundError,
     LogPosition,
     LogReader,
     LogWriter,
     Owner,
     Policy,
     PolicyStore,
+    StoreDeniedError,
     collect,
     copy,
     initialize_successor,
@@ -138,6 +141,20 @@ def test_other_owners_that_begin_in_a_sealed_log_keep_its_successors_too(memory_
 
     assert [collected(memory_store, log) for log in "abc"] == [1, 4, 7]
     assert delete_cursor(memory_store, "a", "late") == ["b", "c"]
+
+
+def test_consumer_that_may_not_keep_its_successor_s_records_does_not_begin(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    migrate(memory_store, "a", "b", reason="full")
+    fill(memory_store, "b", 3)
+    store = FaultyStore(memory_store)
+    store.fail("create", "b/", "denied")
+
+    with pytest.raises(StoreDeniedError), Consumer(store, "a", "late", options=AT_ONCE):
+        pass
+
+    assert consume(memory_store, "fast")
+    assert len(consume(memory_store, "late")) == 6
 
 
 def test_consumer_that_begins_when_its_successor_was_collected_is_told_and_skips_nothing(
@@ -341,6 +358,40 @@ def test_cursors_that_come_and_go_at_any_moment_of_a_migration_come_and_go_in_th
             assert step > 20
             return
         assert CursorStore(memory_store, successor).offsets() == {"new": 4}
+
+
+def test_consumer_s_first_start_during_a_migration_that_then_dies_has_the_successor_keep_its_records(
+    memory_store: MemoryStore,
+) -> None:
+    begun = 0
+    for step in range(100):
+        log, successor = f"a{step}", f"b{step}"
+        fill(memory_store, log, 3)
+        store, done = at_call(memory_store, step, lambda log=log: consume(memory_store, "new", 1, log))
+        act = store.before
+
+        def die_once_begun(kind: str, path: str, act: Callable[[str, str], object] = act, to: str = successor) -> None:
+            if is_log(memory_store, to):
+                raise Crashed
+            act(kind, path)
+
+        store.before = die_once_begun
+        with contextlib.suppress(Crashed):
+            migrate(store, log, successor, reason="full")
+
+        if not done:
+            break
+        begun += is_log(memory_store, successor)
+        if is_log(memory_store, successor):
+            assert CursorStore(memory_store, successor).offsets() == {"new": 4}, step
+    assert begun > 10
+
+
+def is_log(store: MemoryStore, name: str) -> bool:
+    try:
+        return bool(LogReader.open(store, name))
+    except LogNotFoundError:
+        return False
 
 
 def test_of_two_migrations_at_once_both_find_the_successor(memory_store: MemoryStore) -> None:

@@ -64,6 +64,13 @@ def load_cursors(cursors: CursorStore, manifest: Manifest, snapshots: SnapshotSt
     return {name: with_places(witness.cursor) for name, witness in cursors.list().items()}
 
 
+def delete_retired(theirs: CursorStore, ours: CursorStore, source: Manifest) -> None:
+    """Delete the cursors that came from a source, that were deleted there, and that no owner has moved here."""
+    for name, held in ours.list().items():
+        if held.cursor.carried_from == source.log_id and theirs.is_deleted(name):
+            ours.delete_version(name, held)
+
+
 class CopiedCursors:
     """The cursors of a source and of its copy; ``moved`` names those of the copy that were created or moved."""
 
@@ -80,11 +87,7 @@ class CopiedCursors:
         """Let the copy's cursors be where the source's are, within the copy; delete those that were deleted there."""
         cursors = self._load(source)
         self.move(cursors, copied)
-        for name, held in self._ours.list().items():
-            # Unless its owner has moved it in the copy.
-            followed = held.cursor.carried_from == source.log_id
-            if followed and name not in cursors and self._theirs.is_deleted(name):
-                self._ours.delete_version(name, held)
+        delete_retired(self._theirs, self._ours, source)
 
     def _load(self, source: Manifest) -> dict[str, Cursor]:
         return load_cursors(self._theirs, source, self._snapshots)

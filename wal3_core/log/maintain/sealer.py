@@ -21,9 +21,8 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copied_cursors import load_cursors
+from wal3_core.log.maintain.copied_cursors import delete_retired, load_cursors
 from wal3_core.log.maintain.copy_target import CopyTarget
-from wal3_core.log.read.consumed import keep_successors
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
@@ -31,7 +30,7 @@ from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, ReaderOptions, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -259,20 +258,14 @@ class _Beginning:
         return True
 
     def _settle(self, begun: Manifest) -> None:
-        """Take along the cursors that were created or deleted since the sealed log's were listed.
+        """Delete the cursors that were deleted since the sealed log's were listed.
 
-        A process that creates a cursor there looks for the successor after that. So it finds it, or is found here.
+        One that was created since needs no look: its owner has found the successor, or had the claim replaced.
         """
-        sealed, options = self._sealed, ReaderOptions()
+        sealed = self._sealed
         theirs = CursorStore(self._store, self._log, runtime=self._runtime, log_id=sealed.log_id)
         ours = CursorStore(self._store, self._name, runtime=self._runtime, log_id=begun.log_id)
-        held = ours.list()
-        for name, witness in theirs.list().items():
-            if name not in held and not ours.is_deleted(name):
-                keep_successors(self._store, name, witness, sealed, options=options, runtime=self._runtime)
-        for name, witness in held.items():
-            if witness.cursor.carried_from == sealed.log_id and theirs.is_deleted(name):
-                ours.delete_version(name, witness)
+        delete_retired(theirs, ours, sealed)
 
     def _fill(self, claim: Claim) -> None:
         """Write what the successor takes along, and make it a log."""

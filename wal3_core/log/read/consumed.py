@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError, UnavailableError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing, goes_on_from
 from wal3_core.model.belongings import Operation, take_cursor
 from wal3_core.model.cursor import NO_EXTENSION, Extension, Owner
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Record, position_after
-from wal3_core.options import Limits
+from wal3_core.options import REBASES_MAX, Limits
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.log.read.following import Following, Waiting
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.options import ConsumerOptions, ReaderOptions
     from wal3_core.runtime import Runtime
@@ -126,18 +127,20 @@ def keep_successors(
 ) -> None:
     """Create a cursor of a sealed log in each successor that exists by now and has none of its name.
 
-    So these keep their records until its owner has come there. One that has lost its first records gets none: the owner
+    One that a call is about to begin, it begins after it has looked at the sealed log's cursors again. So successors
+    keep their records until its owner has come there. One that has lost its first records gets none: the owner
     learns that when it comes there. StoreDeniedError where this process may not create it: records would be lost.
     """
     known: set[str] = set()
     while sealed.seal is not None and sealed.seal.successor is not None and sealed.seal.successor not in known:
         successor, begins = sealed.seal.successor, sealed.next.position
         known.add(successor)
-        try:
-            manifest = LogReader(store, successor, options=options, runtime=runtime).manifest()
-        except LogNotFoundError:
-            return
-        if not goes_on_from(sealed, manifest) or manifest.first_kept.position.offset > begins.offset:
+        manifest = _begun(ManifestStore(log_store(store, successor), runtime, options.retry), sealed)
+        if (
+            manifest is None
+            or not goes_on_from(sealed, manifest)
+            or manifest.first_kept.position.offset > begins.offset
+        ):
             return
         cursors = CursorStore(store, successor, runtime=runtime, retry=options.retry, log_id=manifest.log_id)
         cursor = take_cursor(Operation.MIGRATE, name, replace(witness.cursor, log_id=sealed.log_id), begins, begins)
@@ -150,6 +153,20 @@ def keep_successors(
             except GarbageCollectedError:
                 return
         sealed = manifest
+
+
+def _begun(names: ManifestStore, sealed: Manifest) -> Manifest | None:
+    """Load the successor of a sealed log; None if there is none: who begins it looks at the cursors after this."""
+    for _ in range(REBASES_MAX):
+        seen = names.look()
+        entry = None if seen is None else seen.document
+        if isinstance(entry, Manifest):
+            return entry
+        # A call that holds this claim may have listed the cursors already: it can begin nothing with an older version.
+        if entry is None or not entry.is_kept_for(sealed.log_id) or names.swap(entry, seen) is not None:
+            return None
+    message = f"log {names.url}: the manifest changed {REBASES_MAX} times over"
+    raise UnavailableError(message)
 
 
 class Place:

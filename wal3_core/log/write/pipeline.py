@@ -68,7 +68,10 @@ class Pipeline:
         return self._manifests.log_id()
 
     def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
-        """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""
+        """Queue an append; blocks while too many bytes wait to become durable.
+
+        OverloadedError after ``timeout_s``, or when a call of the store never returns.
+        """
         self._check_reentry()
         try:
             with self._loop.lock:
@@ -88,6 +91,8 @@ class Pipeline:
 
     def _await_room(self, entry: Entry, admitted: Outcome[None], timeout_s: float | None) -> None:
         try:
+            if timeout_s is None:
+                self._wait_until_done(admitted)
             self._runtime.wait(admitted, timeout_s)
         except Exception as error:
             with self._loop.lock:
@@ -97,10 +102,10 @@ class Pipeline:
             if entry.withdrawn:
                 self._loop.waker.wake()
             # Withdrawn, whatever was raised: an append reported as not begun must not begin.
-            if not isinstance(error, TimeoutError):
+            if not isinstance(error, TimeoutError | UnknownDurabilityError):
                 raise
             if entry.withdrawn:
-                raise overloaded from None
+                raise overloaded from (None if isinstance(error, TimeoutError) else error)
 
     def resume(self) -> ResumeReport:
         """Let an ordered writer continue; UnavailableError while the outcome of its appends is unknown or unmarked."""
@@ -189,7 +194,7 @@ class Pipeline:
         self._wait_until_done(future)
         return future.result()
 
-    def _wait_until_done(self, future: Future[LogPosition]) -> None:
+    def _wait_until_done(self, future: Future[LogPosition] | Outcome[None]) -> None:
         """Raise UnknownDurabilityError once the oldest append should have its outcome, and none gets any."""
         ended, looks = -1, 0
         while not future.done():
