@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.oracle import Oracle
     from wal3_core import Message
     from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest_parts import Announcement
 
 
 @dataclass(eq=False)
@@ -41,6 +42,8 @@ class Course:
     is_consumer: bool = False
     # Whether records stay until it has processed them.
     pins: bool = True
+    # Whether its owner created the cursor, and heard of no collection that had been announced by then.
+    is_created: bool = True
     # Where it began in the logs that it has opened itself; in others it begins where they do.
     starts: dict[Oracle, int] = field(default_factory=dict)
     # False once its cursor is about to be deleted, or it has heard that records are gone.
@@ -66,6 +69,9 @@ class Held:
     first: int
     dropped: set[int]
     pointers: Sequence[FragmentPointer]
+    announced: Announcement | None
+    # The cursors that it had when the collection was announced.
+    guarding: set[str]
 
 
 @dataclass
@@ -129,9 +135,9 @@ class ChainLedger:
         return next(mine, None)
 
     def opened(
-        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, had: bool, pins: bool = True
+        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, by: str, had: bool, pins: bool = True
     ) -> Course | None:
-        """Return the course of a cursor that its owner has just opened, or created unless it ``had`` it.
+        """Return the course of a cursor that its owner, ``by``, has just opened, or created unless it ``had`` it.
 
         None for one that may be deleted now.
         """
@@ -140,7 +146,8 @@ class ChainLedger:
             return None
         course = self.living(name, life)
         if course is None:
-            course = Course(name, life, wants, name.startswith("c"), pins)
+            is_created = version.writer.rpartition(" ")[0] == by
+            course = Course(name, life, wants, name.startswith("c"), pins, is_created)
             self.courses.append(course)
             had = False
             self._check_late(name, life)
@@ -232,7 +239,12 @@ class ChainLedger:
             self._begun(life)
         else:
             self._check_lost(life, before, after)
-        self._held[after.log_id] = Held(after.first.position.offset, {*life.dropped}, life.held)
+        guarding = {name for name in life.cursors if self.has(name, life)}
+        if before is not None and before.announced == after.announced:
+            guarding = before.guarding
+        self._held[after.log_id] = Held(
+            after.first.position.offset, {*life.dropped}, life.held, after.announced, guarding
+        )
 
     def _remember_policy(self, log_id: LogId, source: Oracle | None) -> None:
         if source is not None:
@@ -285,7 +297,9 @@ class ChainLedger:
             return
         self.stage.world.fired["records lost"] += len(lost)
         for course in self.courses:
-            if course.living and course.pins and self._guards(course, life):
+            # Who opens a cursor that another process is about to create may hear later that its records are collected.
+            is_certain = course.is_created or course.name in before.guarding
+            if course.living and course.pins and is_certain and self._guards(course, life):
                 needed = [offset for offset in lost if course.needs(life, offset, self.record(life, offset))]
                 assert not needed, f"{life.log}: taken, and {course.name} needs them: {needed}"
         if collected:

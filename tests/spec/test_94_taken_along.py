@@ -14,6 +14,7 @@ from tests.spec.consuming import ONCE as AT_ONCE
 from tests.spec.logs import Crashed
 from tests.stores import FaultyStore
 from wal3_core import (
+    CollectionRefusedError,
     Collector,
     Consumer,
     CursorStore,
@@ -30,7 +31,9 @@ from wal3_core import (
     Owner,
     Policy,
     PolicyStore,
+    SnapshotOptions,
     StoreDeniedError,
+    WriterOptions,
     collect,
     copy,
     initialize_successor,
@@ -39,6 +42,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.log.maintain.copied_cursors import delete_cursor
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.write.once import Once
 from wal3_core.log.write.staged_install import install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
@@ -392,6 +396,30 @@ def is_log(store: MemoryStore, name: str) -> bool:
         return bool(LogReader.open(store, name))
     except LogNotFoundError:
         return False
+
+
+def test_migration_goes_on_though_the_sealed_log_s_snapshots_are_repacked_meanwhile(memory_store: MemoryStore) -> None:
+    LogWriter.open_or_initialize(memory_store, "a").close()
+    assert not append_once(memory_store, "a")
+    options = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2))
+    with LogWriter.open(memory_store, "a", options=options) as writer:
+        for number in range(12):
+            writer.append(b"%d" % number)
+    store, repacked = FaultyStore(memory_store), list[str]()
+
+    def repack(kind: str, path: str) -> None:
+        if kind == "read" and "/snapshot/" in path and not repacked:
+            repacked.append(path)
+            SnapshotCompactor(memory_store, "a").compact()
+            with contextlib.suppress(CollectionRefusedError):
+                collect(memory_store, "a", options=NOW)
+            memory_store.delete(path)
+
+    store.before = repack
+    migrate(store, "a", "b", reason="full")
+
+    assert repacked
+    assert CursorStore(memory_store, "b").offsets() == {"writer-w": 14}
 
 
 def test_of_two_migrations_at_once_both_find_the_successor(memory_store: MemoryStore) -> None:

@@ -18,6 +18,7 @@ from wal3_core.errors import (
     LogError,
     LogExistsError,
     LogReplacedError,
+    MissingError,
     SealedError,
     UnavailableError,
 )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.log.maintain.copy_target import Claim
+    from wal3_core.model.cursor import Cursor
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import Seen
     from wal3_core.storage.documents.manifest_store import Entry
@@ -273,15 +275,25 @@ class _Beginning:
         # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
         first = bounded(sealed.next, self._ending.changed_us(), CLOCK_AHEAD_S_MAX)
         policy = PolicyStore(self._store, self._log, runtime=self._runtime, log_id=life).saved()
-        cursors = CursorStore(self._store, self._log, runtime=self._runtime, log_id=life)
-        found = load_cursors(
-            cursors, sealed, SnapshotStore(self._ending, self._runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        )
+        found = self._cursors()
         claim.write_documents(take_cursors(Operation.MIGRATE, found, first.position, first.position), policy)
         begun = take_manifest(
             Operation.MIGRATE, sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name()
         )
         claim.finish(replace(begun, first=first, next=first))
+
+    def _cursors(self) -> dict[str, Cursor]:
+        """Load the sealed log's cursors; maintenance goes on there, and may replace what its manifest leads to."""
+        cursors = CursorStore(self._store, self._log, runtime=self._runtime, log_id=self._sealed.log_id)
+        snapshots = SnapshotStore(self._ending, self._runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        ending = self._ending.load()
+        while True:
+            try:
+                return load_cursors(cursors, ending.manifest, snapshots)
+            except MissingError:
+                before, ending = ending, self._ending.load()
+                if ending.etag == before.etag:
+                    raise
 
 
 def _source(store: ObjectStore, log: str) -> str:
