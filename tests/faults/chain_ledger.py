@@ -148,6 +148,9 @@ class ChainLedger:
         if course is None:
             is_created = version.writer.rpartition(" ")[0] == by
             course = Course(name, life, wants, name.startswith("c"), pins, is_created)
+            # A restored log's cursor says what was done ahead of it before.
+            known = (offset for each in self.courses if each.name == name for offset in each.done)
+            course.done.update(offset for offset in known if offset < version.extension.limit)
             self.courses.append(course)
             had = False
             self._check_late(name, life)
