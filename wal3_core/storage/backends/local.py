@@ -35,6 +35,7 @@ from wal3_core.storage.backends.local_roots import (
     OWN_FOLDER,
     Root,
     check_above,
+    check_below,
     check_between,
     without_links,
 )
@@ -106,6 +107,7 @@ class LocalStore:
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove staged files a day old, left by killed writers."""
         check_above(self._root)
+        check_below(self._root)
         self._durable.make_root()
         self._known.claim()
         self._durable.make_folder(self._locks)
