@@ -226,7 +226,10 @@ class RemoteStore:
         _check_names(folder, start_after)
         offset = self._folder + start_after if start_after else None
         for chunk in obstore.list(self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK):
-            yield from filter(self._is_object, map(self._meta, chunk))
+            for listed in map(self._meta, chunk):
+                # Some servers ignore where a list is to start.
+                if listed.path > start_after and self._is_object(listed):
+                    yield listed
 
     def _is_object(self, listed: ObjectMeta) -> bool:
         """Tell whether what a list names is an object, and no marker that another program has made for a folder.
