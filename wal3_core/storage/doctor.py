@@ -49,7 +49,7 @@ _RACE_S_MAX = 20.0
 _LIST_RACE_S = 1.0
 # How long a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
 _RETRY_S, _SLOWER_S = 5.0, 0.1
-# Named as in a log: a cache on the way may go by names.
+# Named as in a log: a cache on the way may know it by its name.
 _REPLACED = MANIFEST
 _KEYS_LOOKED_AT_MAX = 1000
 _MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")

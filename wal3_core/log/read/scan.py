@@ -88,10 +88,10 @@ def within(limits: Limits, manifest: Manifest) -> Limits:
 
 def is_empty(start: ReadStart, limits: Limits) -> bool:
     """Tell whether a range holds nothing, whatever the log holds: a limit does not lie behind its start."""
+    if isinstance(start, AtTime) and limits.timestamp_us is not None and limits.timestamp_us <= start.timestamp_us:
+        return True
     offset = floor_of(start)
-    by_offset = offset is not None and limits.offset is not None and limits.offset <= offset
-    in_time = isinstance(start, AtTime) and limits.timestamp_us is not None
-    return by_offset or (in_time and limits.timestamp_us <= start.timestamp_us)
+    return offset is not None and limits.offset is not None and limits.offset <= offset
 
 
 def select(
