@@ -30,8 +30,8 @@
     ├── CorruptError                 stored bytes are not what was written
     │   └── MissingError             ... because the object is gone: a fresh manifest shows why
     └── UnavailableError             the store does not answer: try again later
-        ├── StoreDeniedError         it refuses (no access, no bucket, no space): change that first
-        └── UnsuitableStoreError     it cannot keep a log's promises
+        └── StoreDeniedError         it refuses (no access, no bucket, no space): change that first
+            └── UnsuitableStoreError it cannot keep a log's promises
 
 The third outcome of an append, durable, is not an error: the append returns its position, also
 when that had to be read from the manifest.
@@ -231,5 +231,5 @@ class StoreDeniedError(UnavailableError):
         self.full = full
 
 
-class UnsuitableStoreError(UnavailableError):
-    """The object store ignores conditions on PUT, so no log can live on it."""
+class UnsuitableStoreError(StoreDeniedError):
+    """The object store ignores conditions on PUT, or cannot create an object by one step: no log can live on it."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
+from wal3_core import LogWriter, PinStore, open_store
 from wal3_core.cli.commands import cursor, gc, ls, scrub, snapshot
 from wal3_core.cli.output import counted, second, time
 from wal3_core.cli.tables import show_table
@@ -56,3 +60,23 @@ def test_ls_stays_a_table_at_80_columns() -> None:
 def test_no_time_is_a_dash_and_one_is_singular() -> None:
     assert (time(0), second(0)) == ("-", "-")
     assert [counted(number, "record") for number in (0, 1, 1234)] == ["0 records", "1 record", "1,234 records"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii"])
+def test_output_in_another_encoding_than_utf8_is_escaped_and_no_error(
+    local_url: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Each table was once a traceback in such a terminal or pipe."""
+    with LogWriter.open_or_initialize(open_store(local_url), "a") as writer:
+        writer.append(b"x")
+    PinStore(open_store(local_url), "a").create("p", reason="\u20ac \U0001f600 \u00e9")
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+
+    def output(*arguments: str) -> str:
+        command = [sys.executable, "-c", "from wal3_core.cli import main; main()", "--store", local_url, *arguments]
+        ended = subprocess.run(command, capture_output=True, check=True, timeout=600)
+        return ended.stdout.decode(encoding)
+
+    assert "----" in output("ls")
+    assert "\\U0001f600" in output("pin", "list", "a")
+    assert json.loads(output("pin", "list", "a", "--json"))["reason"] == "\u20ac \U0001f600 \u00e9"

@@ -47,6 +47,20 @@ def test_rows_become_records_of_the_logs_that_they_name(
     assert read.count() == 50
 
 
+def test_write_without_rows_begins_its_log_or_says_that_there_is_none(
+    spark: SparkSession, local_url: str, local_store: ObjectStore
+) -> None:
+    """It once began none, and the next job that read it failed."""
+    empty = spark.range(0).selectExpr("CAST(id AS STRING) AS body")
+
+    with pytest.raises(PySparkException, match="option create, set to true"):
+        empty.write.format("wal3").options(store=local_url, log="daily").mode("append").save()
+    empty.write.format("wal3").options(store=local_url, log="daily", create="true").mode("append").save()
+
+    assert spark.read.format("wal3").options(store=local_url, log="daily").load().count() == 0
+    assert bodies(local_store, "daily") == []
+
+
 def test_write_that_cannot_be_says_why_and_appends_nothing(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:

@@ -181,6 +181,32 @@ def test_range_gives_the_files_that_hold_it_as_a_whole(memory_store: ObjectStore
     assert starts() == [1, 4, 7, 10, 13]
 
 
+@pytest.mark.parametrize(
+    ("start", "limits"),
+    [
+        (2, Limits(offset=2)),
+        (5, Limits(offset=2)),
+        (LogPosition(2, 0), Limits(offset=2)),
+        (AtTime(1), Limits()),
+        (2, Limits(fragments=0)),
+        (6, Limits()),
+    ],
+)
+def test_empty_range_has_no_fragment_and_no_file(
+    memory_store: ObjectStore, start: int | LogPosition | AtTime, limits: Limits
+) -> None:
+    """The fragment around it was once named."""
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x"] * 5)
+    reader = LogReader.open(memory_store, "a")
+    begun = AtTime(reader.manifest().first.position.timestamp_us) if isinstance(start, AtTime) else start
+    cut = Limits(timestamp_us=begun.timestamp_us) if isinstance(begun, AtTime) else limits
+
+    assert reader.scan(begun, cut) == []
+    assert list(reader.files(begun, cut)) == []
+    assert list(reader.records(begun, cut)) == []
+
+
 def test_files_below_the_first_record_are_an_error_and_not_fewer_files(five: ObjectStore) -> None:
     with pytest.raises(GarbageCollectedError, match="from 4, found 2"):
         list(LogReader.open(five, "a").files(2))

@@ -83,6 +83,17 @@ def test_cursor_saved_with_a_record_continues_after_it(store: ObjectStore, log: 
         cursors.save("reader", replace(third, offset=6), moved)
 
 
+def test_cursor_begun_with_a_record_continues_after_it_and_one_with_its_position_at_it(
+    store: ObjectStore, log: list[LogPosition]
+) -> None:
+    cursors, reader = CursorStore(store, "a"), LogReader.open(store, "a")
+    [*_, third] = reader.records(None, Limits(records=3))
+
+    assert cursors.init("after", third).cursor.position == LogPosition(log[3].offset, third.timestamp_us)
+    assert cursors.init("at", third.position).cursor.position == LogPosition(log[2].offset, third.timestamp_us)
+    assert [record.offset for record in reader.records(third.position)] == [3, 4, 5]
+
+
 def test_missing_cursor_loads_as_none(store: ObjectStore, log: list[LogPosition]) -> None:  # noqa: ARG001 - the log
     assert CursorStore(store, "a").load("none") is None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
+import random
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -10,15 +12,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from wal3_core import LogWriter
 from wal3_core.errors import UnavailableError
+from wal3_core.fleet.identity import store_identity
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.doctor import examine
-from wal3_core.storage.object_store import Done, Etag, ObjectMeta, Unknown, Versioned
+from wal3_core.storage.object_store import Done, Etag, NotModified, ObjectMeta, Refused, Unknown, Versioned
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
 
@@ -106,6 +111,93 @@ class CaseFoldingStore(MemoryStore):
         """Read the object with the name in lower case."""
         return super().read(path.lower(), start=start, length=length)
 
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read the object with the name in lower case."""
+        return super().get(path.lower(), if_none_match=if_none_match, length_max=length_max)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write under the name in lower case."""
+        return super().replace(path.lower(), data, etag)
+
+
+class LimitedStore(MemoryStore):
+    """A store that takes one write of an object in a tenth of a second; Google Cloud Storage, R2: in a second."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="limited")
+        self._written_s: dict[str, float] = {}
+        self._guard = threading.Lock()
+
+    def _limited(self, path: str) -> Unknown | None:
+        with self._guard:
+            now_s = shared_runtime().monotonic_s()
+            if now_s - self._written_s.get(path, -1) < 0.1:
+                return Unknown("the server answered 429 SlowDown", slow_down=True)
+            self._written_s[path] = now_s
+            return None
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write, if that is not too soon."""
+        return self._limited(path) or super().create(path, data)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write, if that is not too soon."""
+        return self._limited(path) or super().replace(path, data, etag)
+
+
+class CollidingStore(MemoryStore):
+    """A store that now and then answers a PUT with 409, or not at all, whether it did it or not."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="colliding")
+        self._chance = random.Random(1)
+
+    def _answered(self, put: Callable[[], PutOutcome]) -> PutOutcome:
+        match self._chance.randrange(6):
+            case 0:
+                return Refused()
+            case 1:
+                put()
+                return Unknown("the connection broke")
+            case _:
+                return put()
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write, perhaps."""
+        return self._answered(lambda: MemoryStore.create(self, path, data))
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write, perhaps."""
+        return self._answered(lambda: MemoryStore.replace(self, path, data, etag))
+
+
+class CachedStore(MemoryStore):
+    """A store behind a cache of JSON documents."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="cached")
+        self._cached: dict[str, bytes | None] = {}
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read what was read before."""
+        if not path.endswith(".json"):
+            return super().read(path, start=start, length=length)
+        return self._cached.setdefault(path, super().read(path))
+
+
+class PackingStore(MemoryStore):
+    """A store behind a proxy that compresses."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="packing")
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read packed bytes."""
+        found = super().read(path, start=start, length=length)
+        return None if found is None else gzip.compress(found)
+
 
 class LateStore(MemoryStore):
     """A store whose clock is an hour behind."""
@@ -181,6 +273,59 @@ def test_store_that_lists_out_of_order_is_detected() -> None:
 def test_store_that_folds_case_is_detected() -> None:
     """On such a store two logs whose names differ in case would be one."""
     assert failed(CaseFoldingStore()) == {"names that differ in case are two objects"}
+
+
+def test_store_that_limits_the_writes_of_one_object_is_sound_and_its_rate_is_reported() -> None:
+    """It was once said to break promises, and to expect unquoted ETags. The library waits, and so does this."""
+    report = examine(LimitedStore())
+
+    assert [check for check in report.checks if not check.passed] == []
+    assert len(report.advice) == 1
+    assert report.advice[0].startswith("the store limits the writes of one object: a log gets about ")
+
+
+def test_store_whose_answers_say_nothing_at_times_is_sound() -> None:
+    report = examine(CollidingStore())
+
+    assert [check for check in report.checks if not check.passed] == []
+    assert [line.partition(" ")[2][:32] for line in report.advice] == ["PUTs got no answer that says what"[:32]]
+
+
+def test_cache_on_the_way_is_detected_though_it_goes_by_names() -> None:
+    report = examine(CachedStore())
+
+    assert [check.name for check in report.checks if not check.passed] == ["a GET reads the last version"]
+    assert report.advice[0].startswith("let nothing on the way answer from a cache")
+
+
+def test_proxy_that_changes_what_is_read_is_the_only_finding() -> None:
+    report = examine(PackingStore())
+
+    assert [(check.name, check.passed) for check in report.checks] == [("a GET gives the bytes that were put", False)]
+    assert [line[:51] for line in report.advice] == ["something between this machine and the store change"]
+
+
+def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
+    below = f"{s3_url}/teams"
+    with LogWriter.open_or_initialize(open_store(below), "orders") as writer:
+        writer.append(b"x")
+    store_identity(open_store(below), create=True)
+
+    assert examine(open_store(s3_url)).advice == ("is this the right folder? Another store lies below it, in teams/",)
+
+
+def test_file_system_without_hard_links_gets_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was once advised to make the file changeable."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+
+    report = examine(open_store(tmp_path.as_uri()))
+
+    assert not report.suitable
+    assert "expected a file system with hard links, which a create needs, found none" in report.checks[0].found
 
 
 def test_late_clock_is_reported_but_breaks_no_promise() -> None:

@@ -185,9 +185,44 @@ def test_looking_through_a_second_url_is_refused_too(tmp_path: Path) -> None:
             look()
 
 
+def begin_around(folder: Path) -> None:
+    """Make a store as one that began at the same time as one inside it may be left, or by an earlier version."""
+    (folder / ".wal3" / "locks").mkdir(parents=True)
+
+
+def test_store_is_not_begun_in_a_folder_that_holds_others_and_these_stay_as_they_are(tmp_path: Path) -> None:
+    """A URL one folder too high was once taken, and no new store could be begun beside those below it."""
+    below = tmp_path / "teams" / "red"
+    assert isinstance(open_store(below.as_uri()).create("x/object", b"x"), Done)
+    before = sorted(tmp_path.rglob("*"))
+    outer = open_store(tmp_path.as_uri())
+
+    for write in (lambda: outer.create("metrics/object", b"x"), lambda: LogWriter.initialize(outer, "metrics")):
+        with pytest.raises(StoreDeniedError, match=f"no other store inside, found {below}: open {below.as_uri()} "):
+            write()
+
+    assert sorted(tmp_path.rglob("*")) == before
+    assert isinstance(open_store((tmp_path / "teams" / "green").as_uri()).create("x/object", b"x"), Done)
+
+
+@pytest.mark.parametrize("later", ["outer", "inner"])
+def test_of_two_stores_inside_one_another_the_later_one_is_named_as_the_mistake(tmp_path: Path, later: str) -> None:
+    inner = tmp_path / "teams" / "red"
+    assert isinstance(open_store(inner.as_uri()).create("x/object", b"x"), Done)
+    begin_around(tmp_path)
+    os.utime((tmp_path if later == "inner" else inner) / ".wal3", (1, 1))
+    advised = f"end all processes that use it, and remove {tmp_path if later == 'outer' else inner}/.wal3$"
+
+    with pytest.raises(StoreDeniedError, match=advised):
+        open_store(tmp_path.as_uri()).list_folders("teams/red/")
+    with pytest.raises(StoreDeniedError, match=advised):
+        open_store((tmp_path / "teams" / "green").as_uri()).create("x/object", b"x")
+
+
 def test_store_inside_is_named_on_every_access_and_listing(tmp_path: Path) -> None:
     assert isinstance(open_store((tmp_path / "teams").as_uri()).create("x/object", b"x"), Done)
     outer = open_store(tmp_path.as_uri())
+    begin_around(tmp_path)
     assert isinstance(outer.create("others/object", b"x"), Done)
 
     for look in (
@@ -208,6 +243,7 @@ def test_store_still_works_after_another_was_made_around_it(tmp_path: Path) -> N
     inner = open_store((tmp_path / "teams").as_uri())
     made = inner.create("x/object", b"1")
     assert isinstance(made, Done)
+    begin_around(tmp_path)
     assert isinstance(open_store(tmp_path.as_uri()).create("others/object", b"x"), Done)
 
     for store in (inner, open_store((tmp_path / "teams").as_uri())):
@@ -231,8 +267,6 @@ def test_abandoned_claim_above_blocks_no_other_store(tmp_path: Path) -> None:
     (tmp_path / ".wal3").mkdir()
 
     assert isinstance(open_store((tmp_path / "teams").as_uri()).create("x/object", b"x"), Done)
-
-    assert isinstance(open_store(tmp_path.as_uri()).create("others/object", b"x"), Done)
 
 
 def test_symbolic_link_is_no_second_way_to_a_folder(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_store_that_can_list_only_by_obstore_names_the_key(
         client_options={"allow_http": True},
         credential_provider=Boto3CredentialProvider(aws_session),
     )
-    opened = RemoteStore(s3_url, Clients(conditional=client, reading=client), folder=parts.path)
+    opened = RemoteStore(s3_url, Clients(lambda _: client, client), folder=parts.path)
 
     with pytest.raises(StoreDeniedError, match=f"invalid path: Path .*/{path}. contained empty path segment"):
         list(opened.list_objects(""))

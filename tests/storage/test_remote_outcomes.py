@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from wal3_core import open_store
-from wal3_core.storage.object_store import Unknown, Versioned
+from wal3_core import UnavailableError, open_store
+from wal3_core.storage.object_store import Done, Unknown, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +74,7 @@ def test_put_whose_tls_connection_breaks_after_it_was_sent_is_unknown(context: s
             client_options={"allow_invalid_certificates": True},
             retry_config=NEVER_RETRY,
         )
-        store = RemoteStore("s3://b", Clients(client, client))
+        store = RemoteStore("s3://b", Clients(lambda _: client, client))
 
         outcome = store.create("a", b"the body")
 
@@ -150,3 +152,67 @@ def test_replace_whose_answer_is_that_of_a_get_of_the_old_version_is_unknown(add
     assert isinstance(found, Versioned)
 
     assert isinstance(store.replace("a", b"new", found.etag), Unknown)
+
+
+class SlowServer(BaseHTTPRequestHandler):
+    """Takes and gives bodies slowly, or stops in the middle of one, as its bucket says."""
+
+    protocol_version = "HTTP/1.1"
+    body = b"x" * 400_000
+    pauses, pause_s = 8, 0.25
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        self.end_headers()
+        part = len(self.body) // self.pauses
+        with contextlib.suppress(OSError):
+            for begin in range(0, len(self.body), part):
+                self.wfile.write(self.body[begin : begin + part])
+                self.wfile.flush()
+                time.sleep(60 if begin and "silent" in self.path else self.pause_s)
+
+    def do_PUT(self) -> None:
+        left = int(self.headers["Content-Length"])
+        while left:
+            # Eight parts.
+            time.sleep(self.pause_s)
+            left -= len(self.rfile.read(min(left, 2**18)))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.send_header("ETag", '"x"')
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def slow_endpoint() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowServer) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("s3_bucket_url")  # for credentials
+def test_body_that_takes_longer_than_a_request_may_be_silent_arrives(slow_endpoint: str) -> None:
+    """The limit once covered the whole body: a large record never crossed a slow link, however often it was sent."""
+    store = open_store(f"s3://slow?endpoint={slow_endpoint}&request_timeout_s=1&timeout_s=0")
+
+    # Both take two seconds.
+    assert store.read("a") == SlowServer.body
+    assert isinstance(store.create("a", b"x" * 2**21), Done)
+
+
+@pytest.mark.usefixtures("s3_bucket_url")
+def test_answer_that_stops_in_its_middle_is_waited_for_no_longer_than_a_request_may_be_silent(
+    slow_endpoint: str,
+) -> None:
+    store = open_store(f"s3://silent?endpoint={slow_endpoint}&request_timeout_s=1&timeout_s=0")
+
+    with pytest.raises(UnavailableError, match=r"give requests more time: \?request_timeout_s=60 in the store's URL"):
+        store.read("a")

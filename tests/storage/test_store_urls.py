@@ -105,6 +105,32 @@ def test_option_that_is_unknown_or_empty_or_repeated_is_refused_by_name(url: str
     assert f"found {found} on {url.partition('?')[0]!r}" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAEXAMPLE:notsosecret@bucket/p",
+        "s3://AKIAEXAMPLE:notso/secret@bucket/p",
+        "s3://notsosecret@bucket/p#x",
+        "s3:AKIAEXAMPLE:notsosecret@bucket/p",
+        "http://user:notsosecret@127.0.0.1/p",
+        "gs://notsosecret@[::1/p",
+    ],
+)
+def test_password_in_a_url_is_refused_and_not_printed(url: str) -> None:
+    """It was once sent as a part of the bucket's name, and printed with each error."""
+    with pytest.raises(InvalidRequestError, match="store URL") as refused:
+        open_store(url)
+    result = CliRunner().invoke(cli, ["--store", url, "--timeout", "1", "ls"])
+
+    assert "secret" not in str(refused.value)
+    assert result.exit_code == 2
+    assert "secret" not in result.output
+
+
+def test_directory_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
+    assert open_store(f"file://{tmp_path}/user:x@y").url == f"{tmp_path.as_uri()}/user%3Ax%40y"
+
+
 @pytest.mark.parametrize("name", ["x?y=1", "x?timeout_s=3", "x?timeout_s=", "a#b", "a\nb"])
 def test_store_not_opened_by_url_can_have_any_name(name: str) -> None:
     store = MemoryStore(shared_runtime(), name=name)

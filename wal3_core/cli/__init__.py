@@ -4,7 +4,7 @@ import os
 import sys
 
 from wal3_core.cli.interrupts import guarded
-from wal3_core.cli.streams import replace_closed
+from wal3_core.cli.streams import escape_what_cannot_be_encoded, replace_closed
 
 __all__ = ["main"]
 
@@ -23,6 +23,7 @@ def main() -> None:
             message = "wal3: expected standard output, found it closed: redirect it, perhaps to /dev/null"
             sys.stderr.write(f"{message}\n")
             sys.exit(_EXIT_INVALID)
+        escape_what_cannot_be_encoded()
         try:
             from wal3_core.cli.program import cli  # noqa: PLC0415 - within the guard: it takes most of the start
         except ModuleNotFoundError as error:

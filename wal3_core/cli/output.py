@@ -18,6 +18,7 @@ from rich.text import Text
 
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.quick_table import QuickTable
+from wal3_core.cli.streams import has_all
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def plain(text: str) -> str:
 
 def print_json(document: Mapping[str, object]) -> None:
     """Print an object on one line."""
-    click.echo(json.dumps(document, ensure_ascii=False))
+    # An escape of the stream's own is none of JSON's.
+    click.echo(json.dumps(document, ensure_ascii=not has_all(sys.stdout.encoding)))
 
 
 def report(said: str, document: Mapping[str, object] | None) -> Failure | None:

@@ -29,7 +29,7 @@ class QuickTable(Table):
             return
         right = [column.justify == "right" for column in self.columns]
         heading, *rows = (_line(row, widths, right) for row in zip(*columns, strict=True))
-        blank, rule = " " * width, "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * width
+        blank, rule = " " * width, ("-" if options.ascii_only else "\N{BOX DRAWINGS LIGHT HORIZONTAL}") * width
         yield from _segments(blank)
         yield from _segments(heading, console.get_style("table.header"))
         yield from _segments(rule)

@@ -1,7 +1,8 @@
-"""Streams that were closed before the program began, as by a daemon or ``2>&-``: Python has None for them."""
+"""Standard streams as they are given: closed, as by a daemon or ``2>&-``, or of an encoding that lacks characters."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -23,3 +24,15 @@ def replace_closed() -> bool:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     return closed
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """Let a stream of another encoding than UTF-8 (a console, a locale) escape the characters that it lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not has_all(stream.encoding):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def has_all(encoding: str | None) -> bool:
+    """Return whether an encoding has all characters."""
+    return (encoding or "utf-8").lower().startswith("utf")

@@ -48,6 +48,11 @@ class Record:
     key: bytes | None
     body: bytes | None
 
+    @property
+    def position(self) -> LogPosition:
+        """Its place, at which a read begins with it."""
+        return LogPosition(self.offset, self.timestamp_us)
+
 
 def position_after(record: Record) -> LogPosition:
     """Return the position at which a reader continues that has processed the record."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
+
+# By its own name: what imports it first when the interpreter ends fails, and pandas, which Arrow imports late, would.
+import concurrent.futures.thread
 import contextlib
 import itertools
 import os
@@ -151,7 +153,6 @@ class ThreadRuntime:
 
     def executor(self, name: str, threads_max: int) -> Executor:
         """Make a pool of threads with names that begin so."""
-        # Imported here: most programs have no use for it.
         return concurrent.futures.ThreadPoolExecutor(threads_max, thread_name_prefix=name)
 
     def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:

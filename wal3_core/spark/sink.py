@@ -227,6 +227,9 @@ def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | Non
     }
     # Spark may give a task a batch of no rows.
     logs = {log: fragments for log, fragments in staged.items() if fragments}
+    if request.log is not None and not logs:
+        # A write without rows begins its log, too, or finds that there is none.
+        _stager(store, request.log, WriterOptions(), create=request.create)
     if request.routes is not None and once is not None:
         _note_route(store, request, once, list(logs))
     outcomes = _of_each(partial(_install_one, store, once), logs.items())

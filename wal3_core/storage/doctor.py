@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from wal3_core.errors import LogError, UnavailableError
+from wal3_core.errors import LogError, UnavailableError, UnsuitableStoreError
+from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,
@@ -27,6 +30,7 @@ from wal3_core.storage.object_store import (
 )
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import attempts, for_store, within
 from wal3_core.storage.store_urls import options_of_url
 
 if TYPE_CHECKING:
@@ -43,6 +47,11 @@ _CREATE_ROUNDS = 10
 _RACE_S_MAX = 20.0
 # How long objects are replaced while a list is asked for again and again.
 _LIST_RACE_S = 1.0
+# How long a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
+_RETRY_S, _SLOWER_S = 5.0, 0.1
+# Named as in a log: a cache on the way may know it by its name.
+_REPLACED = MANIFEST
+_KEYS_LOOKED_AT_MAX = 1000
 _MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
@@ -110,9 +119,15 @@ def examine(
     store = patient(store, runtime)
     folder = f".wal3-doctor-{runtime.token()}/"
     examination = _Examination(FolderStore(store, folder), runtime, progress or (lambda _: None))
-    examination.reach()
     try:
-        report = examination.run(store.url, folder)
+        examination.reach()
+    except UnsuitableStoreError as error:
+        check = Check("an object is created", passed=False, found=str(error))
+        return DoctorReport(
+            url=store.url, checks=(check,), put_us=0, get_us=0, cas_us=0, clock_difference_us=0, advice=()
+        )
+    try:
+        report = examination.run(store, folder)
     except BaseException:
         with contextlib.suppress(LogError):
             _clean(store, folder)
@@ -136,15 +151,43 @@ class _Examination:
         self._checks: list[Check] = []
         self._advice: list[str] = []
         self._curable = False
+        self._retry = within(for_store(RetryOptions(), store), _RETRY_S)
+        # PUTs without an outcome, and those of them that were to slow down.
+        self._unanswered = self._slowed = 0
 
     def reach(self) -> None:
         """Write a first object; UnavailableError when that fails."""
         self._created("first", b"")
 
-    def run(self, url: str, folder: str) -> DoctorReport:
-        """Run all checks and measurements."""
+    def run(self, whole: ObjectStore, folder: str) -> DoctorReport:
+        """Run all checks and measurements in a folder of the whole store."""
+        self._check_place(whole)
+        times_us, clock_difference_us = (0, 0, 0), 0
+        created = self._check_bytes()
+        if created is not None:
+            times_us, clock_difference_us = self._check_promises(whole.url, folder, created)
+        if not self._curable and not all(check.passed for check in self._checks):
+            self._advice.append("do not keep logs here: appends that were acknowledged could be lost")
+        if self._unanswered > self._slowed:
+            self._advice.append(
+                f"{self._unanswered - self._slowed} PUTs got no answer that says what became of them: check the"
+                f" network, and what is on the way; no record is lost, but appends wait"
+            )
+        put_us, get_us, cas_us = times_us
+        return DoctorReport(
+            url=whole.url,
+            checks=tuple(self._checks),
+            put_us=put_us,
+            get_us=get_us,
+            cas_us=cas_us,
+            clock_difference_us=clock_difference_us,
+            advice=tuple(self._advice),
+        )
+
+    def _check_promises(self, url: str, folder: str, created: Etag) -> tuple[tuple[int, int, int], int]:
+        """Check what is worth checking where bytes are read as they were put; return latencies and the clock."""
         self._progress("conditions on PUT")
-        self._check_create()
+        self._check_create(created)
         swaps = self._check_replace(url, folder)
         self._progress("reading and listing")
         self._check_get()
@@ -157,58 +200,109 @@ class _Examination:
             self._check_racing_swaps()
             self._check_racing_lists()
         self._progress("latency and clock")
-        put_us, get_us, cas_us = self._measure()
-        clock_difference_us = self._clock_difference_us()
+        measured = self._measure(self._put if swaps else self._once), self._clock_difference_us()
         self._check_delete()
-        if not self._curable and not all(check.passed for check in self._checks):
-            self._advice.append("do not keep logs here: appends that were acknowledged could be lost")
-        return DoctorReport(
-            url=url,
-            checks=tuple(self._checks),
-            put_us=put_us,
-            get_us=get_us,
-            cas_us=cas_us,
-            clock_difference_us=clock_difference_us,
-            advice=tuple(self._advice),
-        )
+        return measured
 
     def _note(self, name: str, found: str, *, passed: bool) -> None:
         self._checks.append(Check(name, passed, found))
 
+    def _check_place(self, whole: ObjectStore) -> None:
+        """Name another store in the folders below: the URL may be one folder too high. A directory is refused then."""
+        keys = (meta.path for meta in islice(whole.list_objects(""), _KEYS_LOOKED_AT_MAX))
+        for key in keys:
+            if key.endswith(f"/{STORE_IDENTITY}"):
+                self._advice.append(
+                    f"is this the right folder? Another store lies below it, in {key.rpartition('/')[0]}/"
+                )
+                return
+
     def _created(self, path: str, data: bytes) -> Etag:
-        outcome = self._store.create(path, data)
+        outcome = self._put(path, data, None)
         if not isinstance(outcome, Done):
             message = f"store {self._store.url}: expected a new object to be written, found it {_shown(outcome)}"
             raise UnavailableError(message)
         return outcome.etag
 
-    def _check_create(self) -> None:
-        etag = self._created("create", b"first")
-        second = self._store.create("create", b"second")
+    def _put(self, path: str, data: bytes, etag: Etag | None) -> PutOutcome:
+        """Create an object, or replace a version, as patiently as the library: until what became of it is known."""
+        for sent in attempts(self._retry, self._runtime):
+            outcome = self._once(path, data, etag)
+            if isinstance(outcome, Done):
+                return outcome
+            found = self._store.get(path)
+            current = found.etag if isinstance(found, Versioned) else None
+            # Where a single request was refused, the object has these bytes from elsewhere.
+            was_sent = sent > 1 or isinstance(outcome, Unknown)
+            if was_sent and isinstance(found, Versioned) and found.data == data and current != etag:
+                return Done(found.etag)
+            # Refused although its condition holds, it says nothing: a server may answer so to requests that collide.
+            if isinstance(outcome, Refused) and current != etag:
+                break
+        return outcome
+
+    def _once(self, path: str, data: bytes, etag: Etag | None) -> PutOutcome:
+        outcome = self._store.create(path, data) if etag is None else self._store.replace(path, data, etag)
+        if isinstance(outcome, Unknown):
+            self._unanswered += 1
+            self._slowed += outcome.slow_down
+        return outcome
+
+    def _check_bytes(self) -> Etag | None:
+        """Return the version of the object that is created; None if it is read as other bytes, as from a proxy."""
+        etag, found = self._created("create", b"first"), self._store.read("create")
+        self._note("a GET gives the bytes that were put", repr((found or b"")[:20]), passed=found == b"first")
+        if found == b"first":
+            return etag
+        self._curable = True
+        self._advice.append(
+            "something between this machine and the store changes what is read, as a proxy that compresses: let it pass"
+            " objects as they are, then examine the store again"
+        )
+        return None
+
+    def _check_create(self, etag: Etag) -> None:
+        second = self._put("create", b"second", None)
         kept = self._store.read("create") == b"first"
         found = f"{_shown(second)}, the object {'kept' if kept else 'overwritten'}"
         self._note("a second create is refused", found, passed=kept and not isinstance(second, Done))
-        missing = self._store.replace("missing", b"1", etag)
+        missing = self._put("missing", b"1", etag)
         self._note("a replace of a missing object is refused", _shown(missing), passed=not isinstance(missing, Done))
 
     def _check_replace(self, url: str, folder: str) -> bool:
         """Return whether objects can be replaced at all."""
-        old = self._created("replace", b"1")
-        replaced = self._store.replace("replace", b"2", old)
-        done = isinstance(replaced, Done) and self._store.read("replace") == b"2"
+        old = self._created(_REPLACED, b"1")
+        # A cache on the way has it now.
+        self._store.read(_REPLACED)
+        replaced = self._put(_REPLACED, b"2", old)
+        done = isinstance(replaced, Done)
         self._note("a replace with the current version is done", _shown(replaced), passed=done)
         if not done:
             # The old version may still be current, so a stale one cannot be tried.
-            if _works_with_unquoted_etags(url, folder):
-                self._curable = True
-                self._advice.append(f"this server expects unquoted ETags: open it as {_with_unquoted_etags(url)}")
+            self._advise_on_etags(url, folder, old)
             return False
-        stale = self._store.replace("replace", b"3", old)
-        kept = self._store.read("replace") == b"2"
-        found = f"{_shown(stale)}, the object {'kept' if kept else 'overwritten'}"
-        passed = kept and not isinstance(stale, Done)
+        fresh = self._store.read(_REPLACED) == b"2"
+        found = "the last bytes written" if fresh else "earlier bytes, as from a cache on the way"
+        self._note("a GET reads the last version", found, passed=fresh)
+        if not fresh:
+            self._advice.append("let nothing on the way answer from a cache: a reader would miss what was acknowledged")
+        stale = self._put(_REPLACED, b"3", old)
+        kept = self._store.read(_REPLACED) == b"2"
+        found = f"{_shown(stale)}, the object {'kept' if kept else 'overwritten, or not read as it is'}"
+        passed = not isinstance(stale, Done) and (kept or not fresh)
         self._note("a replace with a stale version is refused", found, passed=passed)
         return True
+
+    def _advise_on_etags(self, url: str, folder: str, etag: Etag) -> None:
+        if 'W/\\"' in etag:
+            self._curable = True
+            self._advice.append(
+                "this server, or a proxy before it, answers with weak ETags (W/), which name no version: end that, as"
+                " by switching off the proxy's compression"
+            )
+        elif _works_with_unquoted_etags(url, folder):
+            self._curable = True
+            self._advice.append(f"this server expects unquoted ETags: open it as {_with_unquoted_etags(url)}")
 
     def _check_get(self) -> None:
         etag = self._created("get", b"0123456789")
@@ -235,7 +329,7 @@ class _Examination:
     def _check_case(self) -> None:
         """Check that the store does not fold case, which would make one log of ``a`` and ``A``."""
         self._created("case/name", b"small")
-        other = self._store.create("case/NAME", b"large")
+        other = self._put("case/NAME", b"large", None)
         kept = self._store.read("case/name") == b"small" and isinstance(other, Done)
         self._note("names that differ in case are two objects", f"the second {_shown(other)}", passed=kept)
 
@@ -256,13 +350,20 @@ class _Examination:
 
     def _check_racing_swaps(self) -> None:
         self._created("swap", b"")
-        limit_s = self._runtime.monotonic_s() + _RACE_S_MAX
+        slowed, began_s = self._slowed, self._runtime.monotonic_s()
+        limit_s = began_s + _RACE_S_MAX
         swapped = self._race([self._swaps(racer, limit_s) for racer in range(_RACERS)])
         acknowledged = [mark for marks in swapped for mark in marks]
         present = (self._store.read("swap") or b"").split()
         lost = len(acknowledged) - sum(mark in present for mark in acknowledged)
         found = f"{_RACERS} writers: {len(acknowledged)} acknowledged, {lost} of them lost"
         self._note("racing swaps lose nothing", found, passed=lost == 0 and bool(acknowledged))
+        if self._slowed > slowed:
+            rate = len(acknowledged) / (self._runtime.monotonic_s() - began_s)
+            self._advice.append(
+                f"the store limits the writes of one object: a log gets about {rate:.1f} commits a second, however many"
+                f" records each has, and an append waits for the next; logs do not share this limit"
+            )
 
     def _swaps(self, racer: int, limit_s: float) -> Callable[[], list[bytes]]:
         """Make a task that adds its own marks to the object, and returns those that were acknowledged."""
@@ -284,7 +385,10 @@ class _Examination:
         found = self._store.get("swap")
         if not isinstance(found, Versioned):
             return False
-        return isinstance(self._store.replace("swap", found.data + mark + b" ", found.etag), Done)
+        outcome = self._once("swap", found.data + mark + b" ", found.etag)
+        if isinstance(outcome, Unknown):
+            self._runtime.sleep(_SLOWER_S * self._runtime.jitter())
+        return isinstance(outcome, Done)
 
     def _check_racing_lists(self) -> None:
         """Check that a list names what is replaced meanwhile, as cursors are: what they keep would be collected."""
@@ -307,13 +411,18 @@ class _Examination:
         def run() -> list[int]:
             done: list[int] = []
             limit_s = self._runtime.monotonic_s() + _LIST_RACE_S
-            outcome: PutOutcome = Done(etag)
-            while isinstance(outcome, Done) and self._runtime.monotonic_s() < limit_s:
-                outcome = self._store.replace(path, b"%d" % len(done), outcome.etag)
+            found: PutOutcome | Versioned = Done(etag)
+            while isinstance(found, Done | Versioned) and self._runtime.monotonic_s() < limit_s:
+                outcome = self._once(path, b"%d" % len(done), found.etag)
                 done += [len(done)] * isinstance(outcome, Done)
+                found = outcome if isinstance(outcome, Done) else self._current(path)
             return done
 
         return run
+
+    def _current(self, path: str) -> PutOutcome | Versioned:
+        found = self._store.get(path)
+        return found if isinstance(found, Versioned) else Refused()
 
     def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
         futures = [self._start(task) for task in tasks]
@@ -335,7 +444,7 @@ class _Examination:
         self._runtime.spawn(run, share=share_of(self._store))
         return future
 
-    def _measure(self) -> tuple[int, int, int]:
+    def _measure(self, replace: Callable[[str, bytes, Etag], PutOutcome]) -> tuple[int, int, int]:
         """Return the medians of a create, a read and a swap."""
         puts_s: list[float] = []
         gets_s: list[float] = []
@@ -347,7 +456,8 @@ class _Examination:
             created_s = self._runtime.monotonic_s()
             self._store.read(path)
             read_s = self._runtime.monotonic_s()
-            self._store.replace(path, _SAMPLE, etag)
+            # Other bytes: of the same ones, some servers make the same version.
+            replace(path, _SAMPLE[1:], etag)
             swapped_s = self._runtime.monotonic_s()
             puts_s.append(created_s - start_s)
             gets_s.append(read_s - created_s)
@@ -396,5 +506,5 @@ def _works_with_unquoted_etags(url: str, folder: str) -> bool:
     if parts.scheme != "s3" or "etags" in options_of_url(url):
         return False
     store = FolderStore(open_store(_with_unquoted_etags(url)), folder)
-    found = store.get("replace")
-    return isinstance(found, Versioned) and isinstance(store.replace("replace", b"2", found.etag), Done)
+    found = store.get(_REPLACED)
+    return isinstance(found, Versioned) and isinstance(store.replace(_REPLACED, b"2", found.etag), Done)

@@ -17,7 +17,7 @@ from wal3_core.runtime.extras import missing
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.observed import ObservedStore
-from wal3_core.storage.store_urls import options_of_url, split_store_url
+from wal3_core.storage.store_urls import options_of_url, split_store_url, without_secrets
 from wal3_core.storage.throttle import Throttle
 from wal3_core.storage.throttled import ThrottledStore
 
@@ -74,7 +74,7 @@ def open_store(
         return _remote_store(parts, options, session, runtime)
     message = (
         f"store URL: expected file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
-        f" or memory:name, found {url!r}"
+        f" or memory:name, found {without_secrets(url)!r}"
     )
     raise InvalidRequestError(message)
 

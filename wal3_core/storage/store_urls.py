@@ -24,15 +24,28 @@ _OPTIONS = {
 _CONTROL = re.compile("[\0-\x1f]|%00")
 
 
+# What stands before the @ of a host, but not in a directory's path. A secret key may have slashes in it.
+_USER = re.compile(r"(?<=:)(?<!^file:)(?<!^memory:)[^\s?#&]*@")
+NO_SECRETS = "expected no user or password, which errors would print (keys are given by the environment or a profile)"
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL to print: without what stands before an @."""
+    return _USER.sub("//…@", url)
+
+
 def split_store_url(url: str) -> SplitResult:
-    """Split a store's URL; InvalidRequestError if a part of it would be ignored."""
+    """Split a store's URL; InvalidRequestError if a part of it would be ignored, or is a secret."""
+    shown = without_secrets(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        message = f"store URL: expected a valid URL, found {url!r} ({error})"
+        message = f"store URL: expected a valid URL, found {shown!r} ({error})"
         raise InvalidRequestError(message) from error
+    if "@" in parts.netloc or (":" in parts.netloc and "@" in parts.path):
+        raise InvalidRequestError(f"store URL: {NO_SECRETS}, found some before the @ of {shown!r}")
     if parts.fragment or _CONTROL.search(url):
-        message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {url!r}"
+        message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {shown!r}"
         raise InvalidRequestError(message)
     return parts
 

@@ -61,9 +61,15 @@ def _show_examination(report: DoctorReport) -> None:
     output.print(report.url)
     rows = [("ok" if check.passed else "FAILED", check.name, check.found) for check in report.checks]
     show_table(("", "promise", "found"), rows, texts=("promise", "found"), output=output)
-    times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
-    output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
-    output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
+    if report.put_us:
+        _show_times(report)
     output.print("this store can hold logs" if report.suitable else "this store CANNOT hold logs")
     for advice in report.advice:
         output.print(f"advice: {advice}")
+
+
+def _show_times(report: DoctorReport) -> None:
+    output = console()
+    times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
+    output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
+    output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")

@@ -20,7 +20,6 @@ from wal3_core.errors import (
     LogError,
     StoreDeniedError,
     UnavailableError,
-    UnsuitableStoreError,
 )
 from wal3_core.log.maintain.copied_cursors import load_cursors
 from wal3_core.log.maintain.copied_fragment import read_checked
@@ -366,7 +365,7 @@ def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str,
 
 def _is_final(error: LogError) -> bool:
     """Tell whether no request of a call that failed with this error may still arrive."""
-    return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError | UnsuitableStoreError)
+    return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError)
 
 
 def _names(cursors: Mapping[str, Cursor]) -> str:

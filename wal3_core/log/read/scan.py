@@ -86,6 +86,14 @@ def within(limits: Limits, manifest: Manifest) -> Limits:
     return replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
 
 
+def is_empty(start: ReadStart, limits: Limits) -> bool:
+    """Tell whether a range holds nothing, whatever the log holds: a limit does not lie behind its start."""
+    if isinstance(start, AtTime) and limits.timestamp_us is not None and limits.timestamp_us <= start.timestamp_us:
+        return True
+    offset = floor_of(start)
+    return offset is not None and limits.offset is not None and limits.offset <= offset
+
+
 def select(
     pointers: Iterable[Pointer], start: ReadStart, limits: Limits, load: Callable[[SnapshotPointer], Snapshot]
 ) -> Iterator[FragmentPointer]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.errors import CorruptError, LogError
-from wal3_core.log.read.scan import Counted, lies_before, lies_beyond
+from wal3_core.log.read.scan import Counted, is_empty, lies_before, lies_beyond
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.runtime import later
 from wal3_core.workers import COMMON, Share
@@ -56,7 +56,8 @@ class Walk:
         loader: Loader,
         on_damage: Callable[[SnapshotPointer, CorruptError], None] | None = None,
     ) -> None:
-        self._left = deque(pointers)
+        # The fragment around an empty range is none of it.
+        self._left = deque(() if is_empty(start, limits) else pointers)
         self._start = start
         self._limits = limits
         self._loader = loader

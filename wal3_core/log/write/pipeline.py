@@ -12,6 +12,7 @@ from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest_parts import Durability
+from wal3_core.model.parquet.writing import import_what_arrow_uses
 from wal3_core.runtime import Outcome, ThreadRuntime, reentered
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.runtime.threads import HUNG_S_MAX
@@ -50,6 +51,7 @@ class Pipeline:
         ordered: bool = False,
         marks: Marks | None = None,
     ) -> None:
+        import_what_arrow_uses()
         self._url = manifests.url
         self._runtime = runtime
         self._retry = for_store(options.retry, manifests)

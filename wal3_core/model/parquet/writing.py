@@ -6,6 +6,7 @@ Both columns and files are made in memory of the right size: memory that grows i
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -60,6 +61,15 @@ def _write(
         for table in groups:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(metadata)
+
+
+@cache
+def import_what_arrow_uses() -> None:
+    """Have Arrow import pandas, if it is installed, which it does at its first array of Python's values.
+
+    A worker may be the first only while the interpreter ends, and then much cannot be imported.
+    """
+    pa.array(())
 
 
 def binary_array(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:

@@ -7,24 +7,41 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from wal3_core.errors import InvalidRequestError, StoreDeniedError
-from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.backends.remote import (
+    NEVER_RETRY,
+    REQUEST_S_MAX,
+    RETRY_READS,
+    Clients,
+    RemoteStore,
+    read_timeouts,
+    write_timeouts,
+)
 from wal3_core.storage.backends.remote_errors import refused_settings
 from wal3_core.storage.object_store import is_odd
-from wal3_core.storage.store_urls import TIMEOUT_OPTIONS
+from wal3_core.storage.store_urls import NO_SECRETS, TIMEOUT_OPTIONS, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from boto3.session import Session
     from obstore.store import ClientConfig, RetryConfig, S3Config
+    from obstore.store import ObjectStore as Client
+
+    from wal3_core.storage.backends.s3_keys import S3Keys
+
+    class _Make(Protocol):
+        """Makes a client of one bucket."""
+
+        def __call__(self, *, client_options: ClientConfig, retry_config: RetryConfig) -> Client: ...
+
 
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
@@ -59,21 +76,24 @@ def _remote_store(
         message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
         raise InvalidRequestError(message)
     folder = _folder_of(parts)
-    client_options = _timeouts(options)
-    bucket = parts.netloc
+    request_s = _request_s(options)
+    keys: S3Keys | None = None
+    make: _Make
     match parts.scheme:
         case "s3":
-            clients = _s3_clients(parts, options, session, client_options, reads)
+            make, keys = _s3(parts, options, session)
         case "gs":
-            clients = Clients(
-                conditional=GCSStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
-                reading=GCSStore(bucket, client_options=client_options, retry_config=reads),
-            )
+            make = partial(GCSStore, parts.netloc)
         case _:
-            clients = Clients(
-                conditional=AzureStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
-                reading=AzureStore(bucket, client_options=client_options, retry_config=reads),
-            )
+            make = partial(AzureStore, parts.netloc)
+
+    @cache
+    def conditional(body_mib: int) -> Client:
+        return make(client_options=write_timeouts(request_s, body_mib), retry_config=NEVER_RETRY)
+
+    clients = Clients(conditional, make(client_options=read_timeouts(request_s), retry_config=reads), keys)
+    # Made now, when what is wrong with the settings is said.
+    conditional(0)
     # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
     return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
 
@@ -94,66 +114,60 @@ def _folder_of(parts: SplitResult) -> str:
     return folder
 
 
-def _timeouts(options: Mapping[str, str]) -> ClientConfig:
-    """Check the timeouts in a store's URL; return a client's timeouts for one request."""
+def _request_s(options: Mapping[str, str]) -> float:
+    """Check the timeouts in a store's URL; return that of one request."""
     for name in sorted(TIMEOUT_OPTIONS & options.keys()):
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
             message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
             raise InvalidRequestError(message)
-    if "request_timeout_s" not in options:
-        return TIMEOUTS
-    seconds = timedelta(seconds=max(float(options["request_timeout_s"]), _REQUEST_S_MIN))
-    return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5))}
+    return max(float(options.get("request_timeout_s", REQUEST_S_MAX)), _REQUEST_S_MIN)
 
 
-def _s3_clients(
-    parts: SplitResult,
-    options: Mapping[str, str],
-    session: Session | None,
-    timeouts: ClientConfig,
-    reads: RetryConfig,
-) -> Clients:
-    import boto3  # noqa: PLC0415 - other stores than S3 do without it
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - it imports boto3
+def _s3(parts: SplitResult, options: Mapping[str, str], session: Session | None) -> tuple[_Make, S3Keys]:
+    """Return what makes clients of a bucket of S3, and a lister of its keys."""
+    from wal3_core.storage.backends.s3_keys import S3Account, S3Keys  # noqa: PLC0415 - other stores do without boto3
 
-    from wal3_core.storage.backends.s3_keys import S3Keys  # noqa: PLC0415 - it imports botocore
-
-    session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
-    region = options.get("region") or session.region_name or "us-east-1"
-    endpoint = options.get("endpoint") or custom_endpoint(session, region)
+    _check_endpoint(options.get("endpoint", "http://"))
+    account = S3Account(options, session)
     bucket = parts.netloc
-    # Objects are deleted one by one: by bulk requests, some servers judge the bucket's policy, not the object's.
-    config: S3Config = {"region": region, "disable_bulk_delete": True}
-    client_options: ClientConfig = {**timeouts}
-    if endpoint is not None:
-        if not endpoint.startswith(("http://", "https://")):
-            message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"
-            raise InvalidRequestError(message)
-        config["endpoint"] = endpoint
-        client_options["allow_http"] = endpoint.startswith("http://")
-    if session.get_credentials() is None:
+    place = account.place(bucket)
+    _check_endpoint(place.endpoint)
+    if not account.has_keys:
         message = (
             f"store {parts._replace(query='').geturl()}: expected AWS credentials, found none: set AWS_PROFILE, or"
             f" AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
         raise StoreDeniedError(message)
-    credentials = Boto3CredentialProvider(session)
+    config: S3Config = {
+        "region": place.region,
+        # By the name that goes before others: obstore looks into the environment, too.
+        "aws_endpoint_url_s3": place.endpoint,
+        "virtual_hosted_style_request": place.virtual_hosted,
+        # Objects are deleted one by one: by bulk requests, some servers judge the bucket's policy, not the object's.
+        "disable_bulk_delete": True,
+    }
+    more: ClientConfig = {"allow_http": place.endpoint.startswith("http://")}
+    authorities = account.authorities
+    if authorities is not None:
+        more["root_certificate"] = authorities
 
-    def client(retries: RetryConfig) -> S3Store:
+    def make(*, client_options: ClientConfig, retry_config: RetryConfig) -> S3Store:
         return S3Store(
             bucket,
             config=config,
-            client_options=client_options,
-            retry_config=retries,
-            credential_provider=credentials,
+            client_options={**client_options, **more},
+            retry_config=retry_config,
+            credential_provider=account,
         )
 
-    keys = S3Keys(session, bucket, region=region, endpoint=endpoint)
-    return Clients(conditional=client(NEVER_RETRY), reading=client(reads), keys=keys)
+    return make, S3Keys(account, bucket)
 
 
-def custom_endpoint(session: Session, region: str) -> str | None:
-    """Return the endpoint that the environment or profile sets, None for Amazon's own."""
-    endpoint = str(session.client("s3", region_name=region).meta.endpoint_url)
-    host = urlsplit(endpoint).hostname or ""
-    return None if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) else endpoint
+def _check_endpoint(endpoint: str) -> None:
+    """Raise InvalidRequestError for one without http:// or https://, or with a password, which errors would print."""
+    if not endpoint.startswith(("http://", "https://")):
+        message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"
+        raise InvalidRequestError(message)
+    if "@" in urlsplit(endpoint).netloc:
+        message = f"store endpoint: {NO_SECRETS}, found some before the @ of {without_secrets(endpoint)!r}"
+        raise InvalidRequestError(message)

@@ -18,6 +18,7 @@ renamed, or its file system is not mounted: that no file is there then says noth
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import UnsuitableStoreError
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
 from wal3_core.storage.backends.local_durability import NO_SPACE, Durability, sync_file, unavailable
@@ -35,6 +37,7 @@ from wal3_core.storage.backends.local_roots import (
     OWN_FOLDER,
     Root,
     check_above,
+    check_below,
     check_between,
     without_links,
 )
@@ -64,6 +67,8 @@ _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _LINK_TRIES = 4
+# What systems answer where there are no hard links.
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 
 
 class LocalStore:
@@ -106,6 +111,7 @@ class LocalStore:
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove staged files a day old, left by killed writers."""
         check_above(self._root)
+        check_below(self._root)
         self._durable.make_root()
         self._known.claim()
         self._durable.make_folder(self._locks)
@@ -336,6 +342,26 @@ def _link_new(staged: Path, target: Path) -> bool:
         os.link(staged, target)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno in _NO_LINKS and not _can_link_beside(staged):
+            message = (
+                f"store {target.parent}: expected a file system with hard links, which a create needs, found none"
+                f" ({error.strerror}): keep the store on a local one that has them, as ext4, XFS, btrfs or APFS, and"
+                f" not on exFAT, SMB or a folder shared with a virtual machine"
+            )
+            raise UnsuitableStoreError(message) from error
+        raise
+    return True
+
+
+def _can_link_beside(staged: Path) -> bool:
+    """Return whether the file system has hard links: the folder of a target may refuse what is written to it."""
+    probe = staged.with_name(f"{staged.name}.link")
+    try:
+        os.link(staged, probe)
+    except OSError:
+        return False
+    probe.unlink(missing_ok=True)
     return True
 
 

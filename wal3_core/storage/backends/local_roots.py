@@ -1,7 +1,7 @@
 """One directory tree belongs to one store: the locks of two stores would not exclude each other.
 
 A folder is a store's root once it holds ``.wal3/locks``. A path belongs to the nearest root above it.
-So no root is made below another one, and a store does not touch files below a root inside its own.
+So no root is made below another one, or above one, and a store does not touch files below a root inside its own.
 
 A root is made in two steps, so that when two processes make nested roots at the same time, or die
 doing so, at least one finds the other. First ``.wal3`` is made: a claim. Then the folders above are
@@ -13,7 +13,9 @@ earlier is found there, and the maker of a later one has found this root.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 OWN_FOLDER = ".wal3"
 LOCKS = "locks"
 _CLAIMS_MAX = 100
+# Looked into before a store is begun, and before an error says what to do.
+_FOLDERS_MAX, _FOLDERS_LOOKED_AT_MAX = 1_000_000, 10_000
 
 
 class Root:
@@ -96,6 +100,30 @@ def check_above(root: Path) -> None:
         raise _nested(root, above)
 
 
+def check_below(root: Path) -> None:
+    """Raise StoreDeniedError for a folder that is no root yet and has one below it, which it would take over."""
+    below = None if is_root(root) else _root_below(root, _FOLDERS_MAX)
+    if below is not None:
+        raise _holding(root, below)
+
+
+def _root_below(root: Path, folders_max: float) -> Path | None:
+    """Find a root below a folder, in as many folders at most; links are not followed."""
+    folders = deque([str(root)])
+    while folders and folders_max > 0:
+        folders_max -= 1
+        # One that others remove meanwhile has none, and one that may not be read is no mistake of this user's.
+        with contextlib.suppress(OSError), os.scandir(folders.popleft()) as found:
+            for entry in found:
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                folder = Path(entry.path).parent
+                if entry.name == OWN_FOLDER and folder != root and is_root(folder):
+                    return folder
+                folders.append(entry.path)
+    return None
+
+
 def check_between(root: Path, path: str, *, writes: bool) -> None:
     """Raise StoreDeniedError if one of the folders from ``root`` to ``path`` is a root itself.
 
@@ -106,11 +134,7 @@ def check_between(root: Path, path: str, *, writes: bool) -> None:
         if not os.path.lexists(f"{place}/{OWN_FOLDER}") or (folder := Path(place)).resolve() == root:
             continue
         if _is_root_for_good(folder) if writes else is_root(folder):
-            message = (
-                f"store {root}: expected no other store inside, found {folder}: open {folder.as_uri()} for the logs"
-                f" below it; or, if that was a mistake, end all processes that use it and remove {folder / OWN_FOLDER}"
-            )
-            raise StoreDeniedError(message)
+            raise _holding(root, folder)
 
 
 def without_links(root: Path, path: str) -> str:
@@ -163,7 +187,33 @@ def _is_there(own: Path) -> bool:
 
 def _nested(root: Path, above: Path) -> StoreDeniedError:
     names = f"{root.relative_to(above).as_posix()}/"
+    below = _root_below(above, _FOLDERS_LOOKED_AT_MAX)
+    mistaken = f"; or {_mistaken(above, below)}" if below is not None else ""
     return StoreDeniedError(
         f"store {root}: expected a folder in no other store, found the store {above}: open {above.as_uri()}; the"
-        f" names of its logs begin with {names}"
+        f" names of its logs begin with {names}{mistaken}"
     )
+
+
+def _holding(root: Path, below: Path) -> StoreDeniedError:
+    mistaken = f"; or {_mistaken(root, below)}" if is_root(root) else ", or begin this store in a folder beside it"
+    return StoreDeniedError(
+        f"store {root}: expected no other store inside, found {below}: open {below.as_uri()} for the logs below it"
+        f"{mistaken}"
+    )
+
+
+def _mistaken(above: Path, below: Path) -> str:
+    """Say what to do about a store inside another: the later one is the mistake, if the clock was right."""
+    later = max(above, below, key=_made_s)
+    return (
+        f"{later} was made later, with {min(above, below, key=_made_s)} there: if it is a mistake, end all processes"
+        f" that use it, and remove {later / OWN_FOLDER}"
+    )
+
+
+def _made_s(root: Path) -> float:
+    try:
+        return (root / OWN_FOLDER).stat().st_mtime
+    except OSError:
+        return 0.0

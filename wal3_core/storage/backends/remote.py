@@ -1,8 +1,9 @@
 """S3, Google Cloud Storage and Azure through obstore.
 
-A store has two clients. PUTs and DELETEs go through one that never retries, since only the protocol
-knows what a repeated PUT means; reads and lists through one that does, unless reads are throttled: then
-the library's own retries, which take their turn, are the only ones.
+PUTs and DELETEs go through clients that never retry, since only the protocol knows what a repeated PUT means; reads
+and lists through one that does, unless reads are throttled: then the library's own retries, which take their turn, are
+the only ones. A read may take long while bytes arrive: its client limits the silence between them. While it sends, a
+client limits the whole request alone: so there is one for each size of a body, which grows with its time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import obstore
 from obstore import exceptions
@@ -38,7 +39,7 @@ from wal3_core.storage.object_store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from obstore import GetOptions, UpdateVersion
     from obstore import ObjectMeta as StoredMeta
@@ -55,18 +56,42 @@ RETRY_READS: RetryConfig = {
     "retry_timeout": timedelta(seconds=20),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=5)}
+REQUEST_S_MAX = 20.0
+_CONNECT_S_MAX = 5.0
+# Of a read, however slowly its bytes arrive.
+_READ_S_MAX = 60 * 60.0
+# A larger body gets the time of a request once more for each MiB.
+_SMALL_BYTES = 2**18
+_MIB = 2**20
 
 # A range beyond an object's end, or an answer with another range, has no exception class of its own, only these words.
 _NO_RANGE = re.compile("status code: 416 ")
 _OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
 
 
+def write_timeouts(request_s: float, body_mib: int) -> ClientConfig:
+    """Return the limits of a request that sends so many MiB at most."""
+    return _timeouts(request_s, timeout=timedelta(seconds=request_s * (1 + body_mib)))
+
+
+def read_timeouts(request_s: float) -> ClientConfig:
+    """Return the limits of a read: of the silence before its first byte, and between others."""
+    silence = timedelta(seconds=request_s)
+    return _timeouts(request_s, read_timeout=silence, timeout=max(silence, timedelta(seconds=_READ_S_MAX)))
+
+
+def _timeouts(request_s: float, **limits: Unpack[ClientConfig]) -> ClientConfig:
+    return {"connect_timeout": timedelta(seconds=min(request_s, _CONNECT_S_MAX)), **limits}
+
+
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The same bucket through a client that never retries, and one for reads, which may retry them."""
+    """The same bucket through clients that never retry, and one for reads, which may retry them.
 
-    conditional: Client
+    ``conditional`` returns the one for a body of so many MiB at most, 0 for a small one.
+    """
+
+    conditional: Callable[[int], Client]
     reading: Client
     # Lists what obstore cannot; there is none for others than S3.
     keys: S3Keys | None = None
@@ -149,7 +174,7 @@ class RemoteStore:
     def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
         try:
             done = obstore.put(
-                self._clients.conditional,
+                self._clients.conditional(_mib(data)),
                 self._key(path),
                 data,
                 mode="create" if etag is None else _version(etag),
@@ -201,7 +226,10 @@ class RemoteStore:
         _check_names(folder, start_after)
         offset = self._folder + start_after if start_after else None
         for chunk in obstore.list(self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK):
-            yield from filter(self._is_object, map(self._meta, chunk))
+            for listed in map(self._meta, chunk):
+                # Some servers ignore where a list is to start.
+                if listed.path > start_after and self._is_object(listed):
+                    yield listed
 
     def _is_object(self, listed: ObjectMeta) -> bool:
         """Tell whether what a list names is an object, and no marker that another program has made for a folder.
@@ -227,7 +255,7 @@ class RemoteStore:
         """Remove an object."""
         with self._translated(path):
             try:
-                obstore.delete(self._clients.conditional, self._key(path))
+                obstore.delete(self._clients.conditional(0), self._key(path))
             except (exceptions.NotFoundError, FileNotFoundError):
                 return
 
@@ -263,6 +291,11 @@ class RemoteStore:
     def _trouble(self, path: str, error: Exception) -> Trouble:
         found = trouble(error)
         return replace(found, text=found.text + permission_needed(self.url, self._folder + path, error))
+
+
+def _mib(data: Buffer) -> int:
+    """Return 0 for a small body, else the next power of two in MiB: there are few clients."""
+    return 0 if len(data) <= _SMALL_BYTES else 1 << ((len(data) - 1) // _MIB).bit_length()
 
 
 def _check_names(*paths: str) -> None:

@@ -60,13 +60,14 @@ _DENIED = (
     FileNotFoundError,
     PermissionError,
 )
+_AUTHORITIES = "set AWS_CA_BUNDLE (on others than S3 SSL_CERT_FILE) to a file with"
 _CERTIFICATES = {
-    "CaUsedAsEndEntity": "signed by itself: set SSL_CERT_FILE to the file of an authority that signs the server's",
+    "CaUsedAsEndEntity": f"signed by itself: {_AUTHORITIES} the certificate of an authority that signs the server's",
     "Expired": "expired: renew it, or set this machine's clock",
     "NotValidForName": "for another host: name the host as the certificate does",
     "NotValidForNameContext": "for another host: name the host as the certificate does",
     "NotValidYet": "not valid yet: set this machine's clock",
-    "UnknownIssuer": "signed by an unknown authority: set SSL_CERT_FILE to that authority's certificate",
+    "UnknownIssuer": f"signed by an unknown authority: {_AUTHORITIES} that authority's certificate",
 }
 
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
@@ -189,7 +190,10 @@ def _unanswered(source: str) -> Trouble | None:
     if without_tls := _tls(source, host):
         return without_tls
     if _TIMEOUT.search(source):
-        return Trouble(f"{host} did not answer in time: check the network, or the server's load")
+        return Trouble(
+            f"{host} did not answer in time: check the network, or the server's load; where the network is slow, give"
+            f" requests more time: ?request_timeout_s=60 in the store's URL"
+        )
     said = _OS_MESSAGE.findall(source)
     if "HttpError" in source:
         return Trouble(f"the connection to {host} broke{f' ({said[-1]})' if said else ''}: check the network")

@@ -84,7 +84,7 @@ class CursorStore:
 
     @checked(
         name=check_cursor_name,
-        position=instance_of(LogPosition),
+        position=instance_of(LogPosition, Record),
         owner=optional(instance_of(Owner)),
         pins=flag,
         extension=instance_of(Extension),
@@ -93,7 +93,7 @@ class CursorStore:
     def init(
         self,
         name: str,
-        position: LogPosition,
+        position: LogPosition | Record,
         *,
         owner: Owner | None = Owner.CONSUMER,
         pins: bool = True,
@@ -102,6 +102,7 @@ class CursorStore:
     ) -> Witness:
         """Create a cursor for an owner, or None for the first that uses it; CursorConflictError when it exists.
 
+        A record as the position means that it is processed: the cursor is at the offset after it.
         GarbageCollectedError when the position is gone: the cursor is then at the log's first position, or deleted
         unless it ``stays``. One that does not ``pin`` keeps no records. InvalidRequestError for the name of a writer's
         cursor and another owner.
@@ -109,7 +110,9 @@ class CursorStore:
         if name.startswith(WRITER_CURSOR) and owner is not Owner.WRITER:
             message = f"cursor {name}: expected a name that does not begin with {WRITER_CURSOR}, as writers' do"
             raise InvalidRequestError(message)
-        cursor = Cursor(position=position, epoch_us=0, generation=0, owner=owner, pins=pins, extension=extension)
+        cursor = Cursor(
+            position=_after(position), epoch_us=0, generation=0, owner=owner, pins=pins, extension=extension
+        )
         return self.carry(name, cursor, None, stays=stays)
 
     @checked(name=check_cursor_name, owner=optional(instance_of(Owner)))
@@ -152,13 +155,14 @@ class CursorStore:
         stays its owner's, who finds nothing processed ahead of it. The ``appends`` of a writer are those of the
         witness.
         """
-        position = position_after(position) if isinstance(position, Record) else position
         _check_life(name, witness.cursor, self._manifests.log_id())
         before = witness.cursor
         if owner is not None:
             before.check_owner(owner, f"log {self._manifests.url}, cursor {name}")
         kept = before.extension.behind if extension is None else extension
-        moved = replace(before, position=position, owner=owner or before.owner, extension=kept, carried_from=NO_LOG)
+        moved = replace(
+            before, position=_after(position), owner=owner or before.owner, extension=kept, carried_from=NO_LOG
+        )
         return self.carry(name, moved, witness)
 
     @checked(name=check_cursor_name, cursor=instance_of(Cursor), witness=optional(instance_of(Witness)), stays=flag)
@@ -347,6 +351,11 @@ class CursorStore:
             f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
         raise GarbageCollectedError(message)
+
+
+def _after(position: LogPosition | Record) -> LogPosition:
+    """Return where a cursor is that was given a position, or a record that is processed."""
+    return position_after(position) if isinstance(position, Record) else position
 
 
 def _check_life(name: str, cursor: Cursor, log_id: LogId) -> None:
