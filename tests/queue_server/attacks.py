@@ -103,7 +103,7 @@ class Attacked(Served):
         finally:
             seconds = time.monotonic() - begun_s
             over.set()
-            prober.join()
+            prober.join(timeout=DEADLINE_S)
             costs.append(Cost(seconds, self._cpu_s() - cpu_s, self._mib("VmHWM") - before, max(health)))
 
 
@@ -148,10 +148,9 @@ def bodies(size: int = BODY_BYTES) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def flood(server: Attacked, parts: Iterable[bytes], seconds: float) -> tuple[float, socket.socket]:
+def flood(address: tuple[str, int], parts: Iterable[bytes], seconds: float) -> tuple[float, socket.socket]:
     """Send without reading, until the server ends the connection or takes no more; return how much it took."""
-    connection = server.connect()
-    connection.settimeout(1)
+    connection = socket.create_connection(address, timeout=1)
     sent, until_s = 0, time.monotonic() + seconds
     with suppress(OSError):
         for part in parts:

@@ -78,7 +78,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    """Answer nobody: the client has gone before its body was there."""
+    """Answer in vain: the client has gone before its body was there."""
     return Response(status_code=400)
 
 

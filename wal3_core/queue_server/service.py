@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError
+from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError, NotDurableError
 from wal3_core.queue_server.answers import BusyError, StoppingError
 from wal3_core.queue_server.names import PREFIX, log_of, names_below
 from wal3_core.queue_server.server_options import QueueServerOptions
@@ -180,9 +180,13 @@ class QueueService:
             held = await self.opened(name)
         held.num_calls += 1
         try:
-            with expecting_a_queue():
-                yield held
+            yield held
         except Exception as error:
+            found = error.__cause__ if isinstance(error, NotDurableError) else error
+            if isinstance(found, LogNotFoundError):
+                self._forget(name, held, found)
+                with expecting_a_queue():
+                    raise found from None
             self._forget(name, held, error)
             raise
         finally:
@@ -257,9 +261,9 @@ class QueueService:
         What was leased when the client had gone is given back at once. BusyError when there is no item, and as many
         others wait for one as may.
         """
-        async with self._used(name) as held:
-            with ticket.waiting() if operation.timeout_s else nullcontext(enter_result=True) as may_wait:
-                operation = operation if may_wait else replace(operation, timeout_s=0.0)
+        with ticket.waiting() if operation.timeout_s else nullcontext(enter_result=True) as may_wait:
+            operation = operation if may_wait else replace(operation, timeout_s=0.0)
+            async with self._used(name) as held:
                 items = await self._handed_out(held.queue, operation, gone)
         if not items and not may_wait:
             message = f"server: expected at most {self.options.waiting_max} calls that wait for an item, found as many"
