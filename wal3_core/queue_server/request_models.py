@@ -109,17 +109,17 @@ def _check_size(data: bytearray, signs_max: int) -> None:
 
     Each value is behind a sign outside of all texts. Other threads wait for no more than a piece.
     """
-    start = found = inside = 0
+    start = found = num_quotes = 0
     while start < len(data):
         piece = bytes(data[start : start + _PIECE_BYTES])
         # No escape is cut in two.
         piece = piece[: len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2] or piece
         start += len(piece)
         parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[inside::2])
-        inside = (inside + len(parts) - 1) % 2
+        outside = b"".join(parts[num_quotes % 2 :: 2])
+        num_quotes += len(parts) - 1
         found += sum(map(outside.count, (b",", b":", b"[", b"{")))
-        if found > signs_max:
+        if max(found, num_quotes // 2 - 1) > signs_max:
             message = f"body: expected at most {signs_max} values and brackets, found more: send fewer at a time"
             raise InvalidRequestError(message)
 
