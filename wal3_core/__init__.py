@@ -190,6 +190,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import Dequeue as Dequeue
     from wal3_core.views.queue.operations import Enqueue as Enqueue
     from wal3_core.views.queue.operations import Extend as Extend
+    from wal3_core.views.queue.operations import GiveBack as GiveBack
     from wal3_core.views.queue.operations import Kick as Kick
     from wal3_core.views.queue.operations import Purge as Purge
     from wal3_core.views.queue.operations import Release as Release
@@ -197,7 +198,9 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
     from wal3_core.views.queue.queue_reading import is_queue as is_queue
     from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
+    from wal3_core.views.queue.queue_reading import read_queue_definition as read_queue_definition
     from wal3_core.views.queue.queue_reading import read_queue_head as read_queue_head
+    from wal3_core.views.queue.queue_reading import read_queue_item as read_queue_item
     from wal3_core.views.queue.queue_reading import read_queue_stats as read_queue_stats
 
 # Each public name, and the module it comes from.
@@ -367,14 +370,24 @@ _HOMES = {
     **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
     **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(
-        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
+        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "GiveBack", "Kick", "Purge", "Release", "Requeue"),
         "wal3_core.views.queue.operations",
     ),
     **dict.fromkeys(
         ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueStats"),
         "wal3_core.views.queue.items",
     ),
-    **dict.fromkeys(("is_queue", "read_queue_dead", "read_queue_head", "read_queue_stats"), "wal3_core.views.queue"),
+    **dict.fromkeys(
+        (
+            "is_queue",
+            "read_queue_dead",
+            "read_queue_definition",
+            "read_queue_head",
+            "read_queue_item",
+            "read_queue_stats",
+        ),
+        "wal3_core.views.queue",
+    ),
 }
 
 __version__: str

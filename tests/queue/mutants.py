@@ -44,6 +44,12 @@ QUEUE_MUTANTS = (
         "deadline_ms=max(lease.row.deadline_ms, 0 * floor)",
     ),
     Mutation(
+        "an item that is given back counts as handed out",
+        QUEUE + "queue_state:QueueState.give_back",
+        "row.deliveries - 1",
+        "row.deliveries",
+    ),
+    Mutation(
         "deliveries are not counted after a restart",
         QUEUE + "loading:QueueLoader._add",
         "deliveries=record.deliveries",

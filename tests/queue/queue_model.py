@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,9 @@ class QueueModel:
     def _enqueue(self, new: NewItem) -> Enqueued:
         for item in self.items.values():
             if new.dedupe_key is not None and item.dedupe_key == new.dedupe_key:
-                return Enqueued(item.id, item.deadline_ms * US_PER_MS, duplicate=True)
+                return Enqueued(
+                    item.id, item.deadline_ms * US_PER_MS, duplicate=True, dead=item.state is ItemState.DEAD
+                )
         self.last_id += 1
         deadline_ms, advanced = self._deadline(new.deadline_us, new.delay_s, new.priority)
         self.items[self.last_id] = Item(self.last_id, new.value, deadline_ms, new.priority, self.now_ms, new.dedupe_key)
@@ -163,6 +166,13 @@ class QueueModel:
     def release_many(self, leases: Iterable[tuple[int, str]]) -> None:
         for item in [self._leased(*lease) for lease in leases]:
             del self.items[item.id]
+
+    def give_back(self, item_id: int, token: str) -> None:
+        with contextlib.suppress(StaleTokenError):
+            item = self._leased(item_id, token)
+            item.deadline_ms = max(item.deadline_ms, self.floors_ms[item.priority])
+            item.deliveries -= 1
+            item.state, item.until_ms = ItemState.PENDING, None
 
     def requeue(self, item_id: int, token: str, **wanted: object) -> Enqueued:
         item = self._leased(item_id, token)

@@ -36,6 +36,7 @@ class RandomOperations:
             self.dequeue: 44,
             self.release: 48,
             self.requeue: 16,
+            self.give_back: 6,
             self.extend: 8,
             self.bury: 8,
             self.kick: 6,
@@ -95,6 +96,9 @@ class RandomOperations:
         if self.dice.random() < 0.4:
             wanted["value"] = new.value
         self.pair.requeue(*self.lease(), **wanted)
+
+    def give_back(self) -> None:
+        self.pair.give_back(self.lease())
 
     def extend(self) -> None:
         self.pair.extend(*self.lease(), self.dice.choice((0.0014, 1.0, 30.0)))

@@ -15,7 +15,7 @@ from wal3_core.queue_server.serving import QueueServer, listening, url_of
 from wal3_core.queue_server.tokens import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -38,12 +38,10 @@ class Answer(NamedTuple):
         return self.status, self.json["error"]
 
 
-class Running:
+class Served:
     """A server that answers at ``url``."""
 
-    def __init__(self, server: QueueServer, thread: threading.Thread, url: str) -> None:
-        self._server = server
-        self._thread = thread
+    def __init__(self, url: str) -> None:
         self.url = url
 
     def connection(self) -> http.client.HTTPConnection:
@@ -93,6 +91,15 @@ class Running:
             threading.Event().wait(0.02)
         raise AssertionError(f"expected {count} to wait")
 
+
+class Running(Served):
+    """One in a thread of this process."""
+
+    def __init__(self, server: QueueServer, thread: threading.Thread, url: str) -> None:
+        super().__init__(url)
+        self._server = server
+        self._thread = thread
+
     @property
     def num_connections(self) -> int:
         """How many connections the server has."""
@@ -113,6 +120,15 @@ def answer_of(connection: http.client.HTTPConnection) -> Answer:
     answer = connection.getresponse()
     data = answer.read()
     return Answer(answer.status, dict(answer.getheaders()), json.loads(data))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    for _ in range(int(DEADLINE_S * 50)):
+        if holds():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it never held")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.rates import Rates
+from wal3_core.queue_server.load import Rates
 from wal3_core.queue_server.serving import check_exposure
 from wal3_core.queue_server.tokens import Tokens, read_tokens, split_tokens
 from wal3_core.runtime import ThreadRuntime
@@ -111,6 +111,13 @@ def test_rates_of_many_clients_take_bounded_memory() -> None:
         ({"host": "localhost:80", "origin": "http://localhost:80"}, 200),
         ({"host": "localhost:80", "origin": "http://page.example"}, 403),
         ({"host": "localhost:80", "origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"host": "page.example@localhost"}, 403),
+        ({"host": "localhost:80", "sec-fetch-site": "same-origin"}, 200),
+        ({"host": "localhost:80", "sec-fetch-site": "none"}, 200),
+        # A picture of a page needs no origin.
+        ({"host": "localhost:80", "sec-fetch-site": "cross-site"}, 403),
+        ({"host": "localhost:80", "sec-fetch-site": "same-site"}, 403),
     ],
 )
 def test_page_of_another_site_reaches_no_server_on_this_machine(
@@ -121,6 +128,13 @@ def test_page_of_another_site_reaches_no_server_on_this_machine(
 
     assert answer.status == status
     assert status == 200 or answer.error == (403, "forbidden")
+
+
+def test_strange_origin_is_refused_whatever_names_the_server_has(memory_store: MemoryStore) -> None:
+    with serving(memory_store, tokens=[FIRST]) as server:
+        for origin in ("http://[", "null", "", "http://page.example"):
+            answer = server.ask("GET", "/v1/queues", headers={**bearer(FIRST), "origin": origin})
+            assert answer.error == (403, "forbidden")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "wal3.example"])
@@ -144,6 +158,19 @@ def test_tokens_are_read_from_a_file_and_a_variable(tmp_path: Path) -> None:
     assert read_tokens(path) == [FIRST, SECOND]
     assert split_tokens(f"{FIRST},{SECOND} ") == [FIRST, SECOND]
     assert split_tokens("") == []
+
+
+def test_tokens_that_every_user_reads_are_complained_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(FIRST)
+    said = []
+    for mode in (0o600, 0o640, 0o644):
+        path.chmod(mode)
+        assert read_tokens(path) == [FIRST]
+        said.append([record.getMessage() for record in caplog.records])
+
+    assert said[:2] == [[], []]
+    assert [message.startswith(f"{path}: expected") and "found mode 644" in message for message in said[2]] == [True]
 
 
 @pytest.mark.parametrize("content", [b"", b"# none\n", b"\xff\xfe"])

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.stores import FaultyStore
+from wal3_core import CursorStore, InvalidRequestError, destroy
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.views.queue import DelayQueue, NewItem
+from wal3_core.queue_server import request_models
+from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition
+from wal3_core.views.queue.loading import CURSOR
 
-from .serving import answer_of, serving
+from .serving import answer_of, eventually, serving
 
 if TYPE_CHECKING:
+    import http.client
+
     from wal3_core.storage.backends.memory import MemoryStore
 
     from .serving import Json, Running
 
 QUEUE = "/v1/queues/jobs"
+
+
+def half_sent(server: Running, count: int) -> http.client.HTTPConnection:
+    """Begin a request whose body has ``count`` bytes so far, and is not whole."""
+    connection = server.connection()
+    connection.putrequest("POST", f"{QUEUE}/enqueue")
+    connection.putheader("content-type", "application/json")
+    connection.putheader("content-length", str(count + 2))
+    connection.endheaders(b"{" + b" " * (count - 1))
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -55,9 +74,9 @@ QUEUE = "/v1/queues/jobs"
         ("POST", f"{QUEUE}/release", {"id": 1, "token": "nonsense"}, (409, "stale_token")),
         ("POST", f"{QUEUE}/extend", {"id": 1, "token": "0" * 16}, (422, "invalid")),
         ("POST", f"{QUEUE}/enqueue", b"{", (422, "invalid")),
-        ("POST", f"{QUEUE}/enqueue", b"[" * 100_000, (400, "invalid")),
-        ("POST", f"{QUEUE}/enqueue", b'{"text": "a", "priority": ' + b"1" * 5000 + b"}", (400, "invalid")),
-        ("POST", f"{QUEUE}/enqueue", b"\xff", (400, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b"[" * 100_000, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b'{"text": "a", "priority": ' + b"1" * 5000 + b"}", (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b"\xff", (422, "invalid")),
         ("GET", f"{QUEUE}/peek?count=x", None, (422, "invalid")),
         ("GET", f"{QUEUE}/peek?count=0", None, (422, "invalid")),
         ("GET", "/v2", None, (404, "unknown_path")),
@@ -99,6 +118,27 @@ def test_body_that_is_not_called_json_is_refused(server: Running) -> None:
         assert answer.json["message"].endswith(f"content-type: application/json beside its body, found {kind}")
 
 
+JSONS = st.recursive(
+    st.none() | st.integers() | st.text('a\\"/,:[]{}\n\x00ä😀'),
+    lambda each: st.lists(each) | st.dictionaries(st.text('a\\",:[]{}'), each),
+)
+
+
+@given(JSONS, st.booleans(), st.integers(2, 9))
+@settings(max_examples=50, deadline=None)
+def test_signs_of_a_body_are_counted_outside_of_its_texts(fields: Json, escaped: bool, piece_bytes: int) -> None:  # noqa: FBT001 - drawn
+    text = json.dumps(fields, ensure_ascii=escaped)
+    outside = re.sub(r'"(\\.|[^"\\])*"', "", text)
+    signs = sum(map(outside.count, ",:[{"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_models, "_PIECE_BYTES", piece_bytes)
+        request_models._check_size(bytearray(text.encode()), signs)
+        if signs:
+            with pytest.raises(InvalidRequestError, match="expected at most"):
+                request_models._check_size(bytearray(text.encode()), signs - 1)
+
+
 def test_body_that_is_too_large_is_refused_however_it_comes(memory_store: MemoryStore) -> None:
     with serving(memory_store, body_bytes_max=1000) as server:
         server.ok("POST", "/v1/queues", {"queue": "jobs"})
@@ -132,9 +172,15 @@ def test_body_that_is_too_large_is_refused_however_it_comes(memory_store: Memory
 def test_bodies_of_all_requests_are_limited_together(memory_store: MemoryStore) -> None:
     with serving(memory_store, body_bytes_max=1000, held_bytes_max=1000) as server:
         server.ok("POST", "/v1/queues", {"queue": "jobs"})
-        waiting = server.begin("jobs", "dequeue", timeout_s=60, lease_s=1)
+        # What it brings is held no longer once it waits.
+        waiting = server.begin("jobs", "dequeue", timeout_s=60, text=True)
         server.until_waiting("jobs", 1)
+        begun = half_sent(server, 40)
+        eventually(lambda: server.ask("POST", f"{QUEUE}/enqueue", {"text": "a" * 975}).status == 503)
         refused = server.ask("POST", f"{QUEUE}/enqueue", {"text": "a" * 975})
+        begun.send(b"}" + bytes(1))
+        begun.close()
+        eventually(lambda: server.num_connections == 1)
         server.post("jobs", "enqueue", text="b")
         served = answer_of(waiting)
         waiting.close()
@@ -160,16 +206,23 @@ def test_body_that_never_ends_is_refused(memory_store: MemoryStore) -> None:
 
 
 def test_requests_under_way_are_limited(memory_store: MemoryStore) -> None:
-    with serving(memory_store, requests_max=1) as server:
+    with serving(memory_store, requests_max=2) as server:
         server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        # Those that wait for an item are none of them.
         waiting = server.begin("jobs", "dequeue", timeout_s=60)
+        server.until_waiting("jobs", 1)
+        begun = [half_sent(server, 40) for _ in range(2)]
+        eventually(lambda: server.ask("GET", "/v1/queues").status == 503)
+        refused = server.ask("GET", "/v1/queues")
         # The health is shown all the same.
-        refused = [server.ask("GET", "/v1/queues") for _ in range(200)]
         assert server.ok("GET", "/health") == {"status": "ok"}
+        for connection in begun:
+            connection.close()
+        eventually(lambda: server.ask("GET", "/v1/queues").status == 200)
         waiting.close()
 
-    assert refused[-1].error == (503, "busy")
-    assert refused[-1].headers["retry-after"] == "1"
+    assert refused.error == (503, "busy")
+    assert refused.headers["retry-after"] == "1"
 
 
 def test_log_that_is_no_queue_is_refused_and_not_listed(memory_store: MemoryStore) -> None:
@@ -213,7 +266,51 @@ def test_looks_alone_fence_no_other_broker(memory_store: MemoryStore) -> None:
             assert server.ok("GET", f"{QUEUE}/dead?text=true")["items"][0]["text"] == "letter"
             assert server.ok("GET", f"{QUEUE}/peek?text=true")["items"][0]["text"] == "a"
             assert server.ok("GET", "/v1/queues") == {"queues": [{"queue": "jobs", "open": False}]}
+            assert not server.ok("GET", QUEUE)["open"]
+            assert server.ok("GET", f"{QUEUE}/items/{item.id}")["state"] == "dead"
+            assert server.ask("GET", f"{QUEUE}/items/9").error == (404, "unknown_item")
         other.enqueue(b"b")
+
+
+def test_answer_keeps_to_its_size_whatever_the_definition_says_by_now(memory_store: MemoryStore) -> None:
+    """Also that of a queue that is not open, whose definition is not known before it is read."""
+    DelayQueue.create(memory_store, "queues/jobs")
+    with DelayQueue.open(memory_store, "queues/jobs") as queue:
+        queue.enqueue_many([NewItem(bytes(100)) for _ in range(9)])
+        queue.define(QueueDefinition(value_bytes_max=10))
+    with serving(memory_store, answer_bytes_max=350) as server:
+        found = [len(server.ok("GET", f"{QUEUE}/peek?count=9")["items"])]
+        found += [len(server.post("jobs", "dequeue", count=9)["items"]) for _ in range(4)]
+        server.ok("POST", "/v1/queues", {"queue": "small"})
+        server.post("small", "enqueue_many", items=[{"text": "a"}] * 300)
+        # With the default of a MiB, the definition alone would allow one item.
+        found.append(len(server.post("small", "dequeue", count=300)["items"]))
+
+    assert found == [3, 3, 3, 3, 0, 300]
+
+
+def test_dead_letter_with_the_same_key_is_said(server: Running) -> None:
+    server.post("jobs", "enqueue", text="a", dedupe_key="k")
+    [item] = server.post("jobs", "dequeue")["items"]
+    server.post("jobs", "bury", id=item["id"], token=item["token"])
+
+    again = server.post("jobs", "enqueue", text="b", dedupe_key="k")
+    assert (again["id"], again["duplicate"], again["dead"]) == (item["id"], True, True)
+
+
+def test_open_queue_is_listed_without_its_cursor_and_not_once_it_is_gone(
+    server: Running, memory_store: MemoryStore
+) -> None:
+    server.post("jobs", "enqueue", text="a")
+    CursorStore(memory_store, "queues/jobs").delete(CURSOR)
+    listed = server.ok("GET", "/v1/queues")
+    destroy(memory_store, "queues/jobs")
+    refused = server.ask("POST", f"{QUEUE}/enqueue", {"text": "b"})
+
+    assert listed == {"queues": [{"queue": "jobs", "open": True}]}
+    assert refused.error == (404, "unknown_queue")
+    assert refused.json["message"].endswith("create the queue first (`wal3 queue create`, or DelayQueue.create)")
+    assert server.ok("GET", "/v1/queues") == {"queues": []}
 
 
 def test_store_that_refuses_is_unavailable_and_the_queue_goes_on_afterwards(memory_store: MemoryStore) -> None:

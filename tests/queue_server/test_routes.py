@@ -53,6 +53,9 @@ def test_queues_are_listed_and_shown(server: Running) -> None:
 
     assert listed == {"queues": [{"queue": "jobs", "open": False}, {"queue": "mail", "open": False}]}
     assert shown["definition"]["items_max"] == 5
+    assert not shown["open"]
+    server.post("mail", "enqueue", text="a")
+    assert server.ok("GET", "/v1/queues/mail")["open"]
     assert server.ok("GET", "/v1/queues")["queues"][1] == {"queue": "mail", "open": True}
 
 

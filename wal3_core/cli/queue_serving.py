@@ -13,7 +13,7 @@ from wal3_core.runtime.extras import missing
 
 try:
     from wal3_core.queue_server.service import QueueService
-    from wal3_core.queue_server.serving import check_exposure, listening, serve, url_of
+    from wal3_core.queue_server.serving import check_exposure, listening, serve, url_of, within_open_files
 except ModuleNotFoundError as error:
     if error.name not in {"fastapi", "pydantic", "starlette", "uvicorn"}:
         raise
@@ -44,6 +44,6 @@ def serve_queues(  # noqa: PLR0913 - its options
         read_tokens(tokens_file) if tokens_file is not None else split_tokens(os.environ.get(TOKENS_VARIABLE, ""))
     )
     check_exposure(host, tokens, insecure=insecure)
-    service = QueueService(store, prefix, QueueServerOptions(**limits))
+    service = QueueService(store, prefix, within_open_files(QueueServerOptions(**limits)))
     with listening(host, port) as listener:
         serve(service, tokens, listener, partial(ready, url_of(listener)))

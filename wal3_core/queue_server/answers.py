@@ -1,11 +1,14 @@
 """Answers: one shape for every error, and the models of results for the API's description."""
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from wal3_core.errors import (
     ClosedError,
@@ -22,8 +25,14 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
+from wal3_core.queue_server.item_json import Json
 from wal3_core.runtime.loggers import without_secrets
-from wal3_core.views.queue import Enqueued, QueueStats
+from wal3_core.views.queue import Enqueued, Leased, Peeked, QueueStats
+
+Item = TypeVar("Item", Leased, Peeked)
+
+# Of values that are shown in one piece.
+_PIECE_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,22 @@ def stopping_answer() -> JSONResponse:
     """Answer that the server is about to end."""
     message = "server: expected to go on, found that it is stopping: ask again, once another is there"
     return error_answer(503, "stopping", message, retry_s=1, headers={"connection": "close"})
+
+
+def items_answer(items: Sequence[Item], show: Callable[[Item], Json]) -> Response:
+    """Answer with items; with large ones piece by piece, as the client takes them: others are served meanwhile."""
+    if sum(len(item.value) for item in items) <= _PIECE_BYTES:
+        return JSONResponse({"items": [show(item) for item in items]})
+    return StreamingResponse(_pieces(items, show), media_type=JSONResponse.media_type)
+
+
+async def _pieces(items: Sequence[Item], show: Callable[[Item], Json]) -> AsyncIterator[bytes]:
+    before = b'{"items":['
+    for item in items:
+        yield before + json.dumps(show(item), ensure_ascii=False, separators=(",", ":")).encode()
+        before = b","
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 class ErrorAnswer(BaseModel):
@@ -172,9 +197,10 @@ class DefinitionAnswer(BaseModel):
 
 
 class QueueAnswer(BaseModel):
-    """A queue and its definition."""
+    """A queue and its definition. `open`: this server is its broker."""
 
     queue: str
+    open: bool
     definition: DefinitionAnswer
 
 

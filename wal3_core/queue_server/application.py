@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from wal3_core.errors import LogError
@@ -29,8 +29,6 @@ _WORDS = {
 }
 # No route has this path, or this method.
 _UNROUTED = frozenset({404, 405})
-_SHOWN_MAX = 3
-_JSON = "application/json"
 _DESCRIPTION = """Delay queues on object storage. `POST /v1/queues/{queue}/enqueue` answers once the item is durable;
 `dequeue` leases due items, and `release` removes one whose work is done.
 
@@ -57,6 +55,7 @@ def application(service: QueueService, access: Access, *, runtime: Runtime | Non
         ],
         exception_handlers={
             LogError: _refused,
+            ClientDisconnect: _gone,
             RequestValidationError: _invalid,
             HTTPException: _by_status,
             Exception: _failed,
@@ -78,17 +77,17 @@ async def _refused(_: Request, error: Exception) -> Response:
     return answer_of(error)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """Say where a request is not as described."""
+async def _gone(_: Request, __: Exception) -> Response:
+    """Answer in vain: the client has gone before its body was there."""
+    return Response(status_code=400)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """Say which parameter of the path or the query is not as described."""
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    kind = request.headers.get("content-type")
-    if found[0]["loc"] == ("body",) and "json" not in (kind or "").lower():
-        message = f"request: expected the header content-type: {_JSON} beside its body, found {kind}"
-        return error_answer(422, "invalid", message)
-    said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:_SHOWN_MAX]]
-    more = f"; and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
-    return error_answer(422, "invalid", f"request: expected it as /docs describes, found {'; '.join(said)}{more}")
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return error_answer(422, "invalid", f"request: expected it as /docs describes, found {where}: {first['msg']}")
 
 
 async def _by_status(request: Request, error: Exception) -> Response:

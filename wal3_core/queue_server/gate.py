@@ -1,10 +1,9 @@
 """What every request passes first: who asks, how often, and how much it may send."""
 
 import asyncio
-import contextlib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -12,14 +11,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wal3_core.queue_server.answers import error_answer, stopping_answer
-from wal3_core.queue_server.rates import Rates
-from wal3_core.queue_server.server_options import QueueServerOptions
+from wal3_core.queue_server.load import Load, Rates, Ticket
 from wal3_core.queue_server.service import QueueService
 from wal3_core.queue_server.tokens import Tokens
 from wal3_core.runtime import Runtime
 
 # They show nothing of any queue.
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
+# A name or an address, and perhaps a port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]*)?")
+# Of a browser that asks for the page of another site, if only for a picture.
+_FOREIGN = frozenset({"cross-site", "same-site"})
+# What comes of a body behind a refusal is read and forgotten, unless it is more.
+_FORGOTTEN_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +47,35 @@ class Gate:
         self._access = access
         self._options = service.options
         self._rates = Rates(service.options.requests_per_s, runtime)
-        self._num_requests = 0
-        self._held = _Held(service.options.held_bytes_max)
+        self._load = Load(service.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope, headers)
         if refusal is not None:
+            if "transfer-encoding" in headers or _length(headers) > _FORGOTTEN_BYTES:
+                refusal.headers["connection"] = "close"
             await refusal(scope, receive, send)
             return
-        body = _Body(receive, self._options, self._held)
-        self._num_requests += 1
+        ticket = scope["ticket"] = Ticket(self._load)
         try:
-            await self._app(scope, body.receive, send)
+            await self._app(scope, _Body(receive, self._load, ticket).receive, send)
         finally:
-            self._num_requests -= 1
-            body.done()
+            ticket.done()
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the answer to a request that may not pass, None for others."""
-        headers = Headers(scope=scope)
         if self._service.stopping:
             return stopping_answer()
-        if not self._is_own(headers):
+        is_open = scope["path"] in OPEN_PATHS
+        if not self._is_own(headers) or (not is_open and headers.get("sec-fetch-site") in _FOREIGN):
             message = "host or origin: expected this server's, found another"
             return error_answer(403, "forbidden", message)
-        if scope["path"] in OPEN_PATHS:
+        if is_open:
             return None
         return self._stranger(scope, headers) or self._too_much(headers)
 
@@ -89,22 +93,22 @@ class Gate:
         return None
 
     def _too_much(self, headers: Headers) -> Response | None:
-        if self._num_requests >= self._options.requests_max:
+        if self._load.num_requests >= self._options.requests_max:
             message = f"server: expected at most {self._options.requests_max} requests at a time, found as many"
             return error_answer(503, "busy", message, retry_s=1)
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._options.body_bytes_max:
+        if _length(headers) > self._options.body_bytes_max:
             return error_answer(413, "too_large", self._options.too_large, headers={"connection": "close"})
         return None
 
     def _is_own(self, headers: Headers) -> bool:
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
             return False
-        with contextlib.suppress(ValueError):
-            return self._access.hosts is None or urlsplit(f"//{host}").hostname in self._access.hosts
-        return False
+        if self._access.hosts is None:
+            return True
+        named = _HOST.fullmatch(host)
+        return named is not None and (named[1] or named[2]).lower() in self._access.hosts
 
     def _client(self, scope: Scope, headers: Headers) -> tuple[object, bool]:
         """Return by what a client is counted, and whether it may ask: a stranger is known by its address alone."""
@@ -115,22 +119,20 @@ class Gate:
         return (address, False) if number is None else (number, True)
 
 
-class _Held:
-    """The bytes of all bodies under way."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.num_bytes = 0
+def _length(headers: Headers) -> int:
+    """Return how long a body is, by its header."""
+    length = headers.get("content-length", "")
+    return int(length[:20]) if length.isdecimal() else 0
 
 
 class _Body:
     """The body of one request, as it arrives: in time, and not too large, whatever its headers say."""
 
-    def __init__(self, receive: Receive, options: QueueServerOptions, held: _Held) -> None:
+    def __init__(self, receive: Receive, load: Load, ticket: Ticket) -> None:
         self._receive = receive
-        self._options = options
-        self._held = held
-        self._num_bytes = 0
+        self._options = load.options
+        self._load = load
+        self._ticket = ticket
         self._until_s: float | None = None
         self._complete = False
 
@@ -152,14 +154,9 @@ class _Body:
         return message
 
     def _take(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        self._held.num_bytes += num_bytes
-        if self._num_bytes > self._options.body_bytes_max:
+        self._ticket.add(num_bytes)
+        if self._ticket.num_bytes > self._options.body_bytes_max:
             raise HTTPException(413, self._options.too_large, {"connection": "close"})
-        if self._held.num_bytes > self._held.bytes_max:
-            detail = f"server: expected at most {self._held.bytes_max} bytes of bodies at a time, found more"
+        if self._load.num_bytes > self._options.held_bytes_max:
+            detail = f"server: expected at most {self._options.held_bytes_max} bytes of bodies at a time, found more"
             raise HTTPException(503, detail, {"connection": "close", "retry-after": "1"})
-
-    def done(self) -> None:
-        """Count the body no more."""
-        self._held.num_bytes -= self._num_bytes

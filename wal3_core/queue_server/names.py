@@ -12,6 +12,8 @@ from wal3_core.storage.object_store import share_of
 from wal3_core.views.queue import is_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from wal3_core.storage.object_store import ObjectStore
 
 PREFIX = "queues"
@@ -29,13 +31,16 @@ def log_of(prefix: str, name: str) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def names_below(store: ObjectStore, prefix: str) -> list[str]:
-    """Return the names of the queues below a prefix: a listing and a GET for each log there, many at a time."""
+def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) -> list[str]:
+    """Return the names of the queues below a prefix: a listing and a GET for each log there, many at a time.
+
+    Logs ``known`` to be queues are taken for some, if they are there.
+    """
     folder = f"{prefix}/" if prefix else ""
     names = (log.removeprefix(folder) for log in list_logs(store, prefix) if log != prefix)
     looked = map_ahead(
         shared_runtime(),
-        lambda name: (name, _is_queue(store, f"{folder}{name}")),
+        lambda name: (name, name in known or _is_queue(store, f"{folder}{name}")),
         filter(is_name_part, names),
         count=_LOOKS_AT_ONCE,
         share=share_of(store),

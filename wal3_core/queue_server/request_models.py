@@ -1,9 +1,19 @@
-"""The bodies of requests. Types are strict: a number in quotes is no number. Ranges are the queue's to check."""
+"""The bodies of requests, and how they are read: with limits, before and beside anything else.
 
-from typing import Annotated
+Types are strict: a number in quotes is no number. Ranges are the queue's to check.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+import json
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any, cast
 
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.item_json import new_item, value_of
 from wal3_core.views.queue import (
     Bury,
@@ -19,6 +29,99 @@ from wal3_core.views.queue import (
 )
 
 _DEFAULTS = QueueDefinition()
+_JSON = "application/json"
+# What a batch may have for each of its items, and besides: brackets, commas, colons. An item has 13 at most.
+_SIGNS_PER_ITEM, _SIGNS_BESIDE = 16, 100
+_PIECE_BYTES = 2**18
+# Of a text that may be as long as the body.
+_SHOWN_CHARS = 100
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read and checked before FastAPI sees it, and a large one not on the event loop."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of a request."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        model = cast("type[BaseModel]", self.body_field.field_info.annotation)
+
+        async def read_first(request: Request) -> Response:
+            return await handle(_Read(request, await _read(request, model)))
+
+        return read_first
+
+
+class _Read(Request):
+    """A request whose body was read; it is kept nowhere else, as a request may wait for long."""
+
+    def __init__(self, request: Request, body: BaseModel) -> None:
+        super().__init__(request.scope, request.receive)
+        self._model = body
+
+    async def body(self) -> bytes:
+        """Say that there is one."""
+        return b"{}"
+
+    async def json(self) -> BaseModel:
+        """Return it, as it was checked."""
+        return self._model
+
+
+async def _read(request: Request, model: type[BaseModel]) -> BaseModel:
+    kind = request.headers.get("content-type")
+    if (kind or "").partition(";")[0].strip().lower() != _JSON:
+        message = f"request: expected the header content-type: {_JSON} beside its body, found {kind}"
+        raise InvalidRequestError(message)
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+    service = request.app.state.service
+    signs_max = _SIGNS_BESIDE + _SIGNS_PER_ITEM * service.options.items_max
+    body: BaseModel = await service.aside(len(data), partial(_checked, data, model, signs_max))
+    return body
+
+
+def _checked(data: bytearray, model: type[BaseModel], signs_max: int) -> BaseModel:
+    """Return what a body says; the data is gone then. InvalidRequestError says what is wrong with it first."""
+    _check_size(data, signs_max)
+    try:
+        text = data.decode()
+        data.clear()
+        fields = json.loads(text)
+        del text
+    except (ValueError, RecursionError) as error:
+        # Without the error, which holds the text.
+        message = f"body: expected JSON in UTF-8, found {str(error)[:_SHOWN_CHARS]}"
+        raise InvalidRequestError(message) from None
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, ("body", *first["loc"])))[:_SHOWN_CHARS]
+        message = f"request: expected it as /docs describes, found {where}: {first['msg'][:_SHOWN_CHARS]}"
+        raise InvalidRequestError(message) from None
+
+
+def _check_size(data: bytearray, signs_max: int) -> None:
+    """Refuse JSON of more values than any request has: as objects, they take a hundred times as much memory.
+
+    Each value is behind a sign outside of all texts. Other threads wait for no more than a piece.
+    """
+    start = found = num_quotes = 0
+    while start < len(data):
+        piece = bytes(data[start : start + _PIECE_BYTES])
+        # No escape is cut in two.
+        piece = piece[: len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2] or piece
+        start += len(piece)
+        parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[num_quotes % 2 :: 2])
+        num_quotes += len(parts) - 1
+        found += sum(map(outside.count, (b",", b":", b"[", b"{")))
+        if max(found, num_quotes // 2 - 1) > signs_max:
+            message = f"body: expected at most {signs_max} values and brackets, found more: send fewer at a time"
+            raise InvalidRequestError(message)
 
 
 class _Body(BaseModel):
@@ -44,19 +147,26 @@ class ItemBody(_ValueBody):
         str | None, Field(description="while the queue has an item with this key, no other is added")
     ] = None
 
-    def item(self) -> NewItem:
+    _item: NewItem = PrivateAttr()
+
+    def model_post_init(self, _: object) -> None:
         """Make the item; InvalidRequestError as for any item."""
-        return new_item(self.model_dump())
+        self._item = new_item(self.model_dump())
+
+    @property
+    def item(self) -> NewItem:
+        """The item."""
+        return self._item
 
 
 class ItemsBody(_Body):
     """Items to enqueue, all or none."""
 
-    items: Annotated[list[ItemBody], Field(min_length=1)]
+    items: Annotated[list[ItemBody], Field(min_length=1), FailFast()]
 
     def operation(self) -> Enqueue:
         """Make the operation."""
-        return Enqueue(tuple(each.item() for each in self.items))
+        return Enqueue(tuple(each.item for each in self.items))
 
 
 class DefinitionBody(_Body):
@@ -97,9 +207,9 @@ class DequeueBody(_Body):
     lease_s: Annotated[float | None, Field(description="null: as the queue is defined")] = None
     text: bool = False
 
-    def operation(self, count: int, timeout_s: float) -> Dequeue:
-        """Make the operation, for so many items and so long."""
-        return Dequeue(min(self.count, count), min(self.timeout_s, timeout_s), self.lease_s)
+    def operation(self, timeout_s_max: float, bytes_max: int) -> Dequeue:
+        """Make the operation, which waits so long at most, for items of so many bytes."""
+        return Dequeue(self.count, min(self.timeout_s, timeout_s_max), self.lease_s, bytes_max)
 
 
 class LeaseBody(_Body):
@@ -120,7 +230,7 @@ class LeaseBody(_Body):
 class LeasesBody(_Body):
     """Leased items, all or none."""
 
-    leases: Annotated[list[LeaseBody], Field(min_length=1)]
+    leases: Annotated[list[LeaseBody], Field(min_length=1), FailFast()]
 
     def operation(self) -> Release:
         """Make the operation that removes them."""
@@ -134,10 +244,15 @@ class RequeueBody(_ValueBody):
     token: str
     deadline_us: _DeadlineUs = None
     delay_s: _DelayS = None
+    _value: bytes | None = PrivateAttr()
+
+    def model_post_init(self, _: object) -> None:
+        """Decode the value, if there is one."""
+        self._value = value_of(self.value, self.text)
 
     def operation(self) -> Requeue:
         """Make the operation."""
-        return Requeue(self.id, self.token, self.deadline_us, self.delay_s, value_of(self.value, self.text))
+        return Requeue(self.id, self.token, self.deadline_us, self.delay_s, self._value)
 
 
 class ExtendBody(LeaseBody):

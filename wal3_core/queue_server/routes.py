@@ -1,15 +1,17 @@
 """The routes: each method of a queue is one. JSON in, JSON out."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server import answers
 from wal3_core.queue_server.item_json import leased_json, peeked_json
 from wal3_core.queue_server.request_models import (
+    BodyRoute,
     CreateBody,
     DefinitionBody,
     DequeueBody,
@@ -23,9 +25,11 @@ from wal3_core.queue_server.request_models import (
     RequeueBody,
 )
 from wal3_core.queue_server.service import QueueService
-from wal3_core.views.queue import Define, Enqueue, Enqueued, ItemStats, QueueDefinition
+from wal3_core.views.queue import Define, Enqueue, Enqueued, ItemStats
 
-router = APIRouter(prefix="/v1/queues", responses=answers.ERRORS, default_response_class=JSONResponse)
+router = APIRouter(
+    prefix="/v1/queues", responses=answers.ERRORS, default_response_class=JSONResponse, route_class=BodyRoute
+)
 
 
 def _service(request: Request) -> QueueService:
@@ -38,13 +42,11 @@ Service = Annotated[QueueService, Depends(_service)]
 AsText = Annotated[bool, Query(description="give a value that is UTF-8 as `text`")]
 
 
-def _fitting(service: QueueService, definition: QueueDefinition, count: int) -> int:
-    """Return how many items an answer may hold, of so many that were asked for."""
+def _check_count(service: QueueService, count: int) -> None:
     most = service.options.items_max
     if not 1 <= count <= most:
         message = f"count: expected 1 to {most}, found {count}"
         raise InvalidRequestError(message)
-    return min(count, max(1, service.options.answer_bytes_max // definition.value_bytes_max))
 
 
 def _check_batch(service: QueueService, what: str, count: int) -> None:
@@ -54,7 +56,7 @@ def _check_batch(service: QueueService, what: str, count: int) -> None:
 
 
 def _enqueued_json(done: Enqueued) -> dict[str, Any]:
-    return {"id": done.id, "deadline_us": done.deadline_us, "advanced": done.advanced, "duplicate": done.duplicate}
+    return asdict(done)
 
 
 # ---------------------------------------------------------------------- queues
@@ -72,14 +74,14 @@ async def create_queue(service: Service, body: CreateBody) -> JSONResponse:
     """Create a queue; 409 if there is one of that name."""
     definition = body.definition()
     await service.create(body.queue, definition)
-    return JSONResponse({"queue": body.queue, "definition": definition.to_json()}, 201)
+    return JSONResponse({"queue": body.queue, "open": False, "definition": definition.to_json()}, 201)
 
 
 @router.get("/{queue}", response_model=answers.QueueAnswer)
 async def show_queue(service: Service, queue: str) -> JSONResponse:
-    """Show a queue's definition."""
-    held = await service.opened(queue)
-    return JSONResponse({"queue": queue, "definition": held.definition.to_json()})
+    """Show a queue's definition. Fences no other broker, as no `GET` does."""
+    definition, is_open = await service.definition(queue)
+    return JSONResponse({"queue": queue, "open": is_open, "definition": definition.to_json()})
 
 
 @router.put("/{queue}/definition", response_model=answers.QueueAnswer)
@@ -87,7 +89,7 @@ async def define_queue(service: Service, queue: str, body: DefinitionBody) -> JS
     """Give a queue another definition; what the body leaves out is the default again."""
     definition = body.definition()
     await service.run(queue, Define(definition))
-    return JSONResponse({"queue": queue, "definition": definition.to_json()})
+    return JSONResponse({"queue": queue, "open": True, "definition": definition.to_json()})
 
 
 @router.get("/{queue}/stats", response_model=answers.StatsAnswer)
@@ -114,7 +116,7 @@ async def purge(service: Service, queue: str, body: PurgeBody, confirm: bool = F
 @router.post("/{queue}/enqueue", response_model=Enqueued)
 async def enqueue(service: Service, queue: str, body: ItemBody) -> JSONResponse:
     """Add an item."""
-    [done] = await service.run(queue, Enqueue((body.item(),)))
+    [done] = await service.run(queue, Enqueue((body.item,)))
     return JSONResponse(_enqueued_json(done))
 
 
@@ -130,17 +132,15 @@ async def enqueue_many(service: Service, queue: str, body: ItemsBody) -> JSONRes
 
 
 @router.post("/{queue}/dequeue", response_model=answers.LeasedItems, response_model_exclude_unset=True)
-async def dequeue(service: Service, queue: str, body: DequeueBody, request: Request) -> JSONResponse:
+async def dequeue(service: Service, queue: str, body: DequeueBody, request: Request) -> Response:
     """Lease due items; wait for the first one. An empty list: none was due in that time, or the server stops.
 
     A client that goes away while it waits gets no item, and loses none.
     """
-    await service.opened(queue)
-    count = _fitting(service, service.definition(queue), body.count)
-    items = await service.dequeue(
-        queue, body.operation(count, service.options.wait_s_max), partial(_until_gone, request)
-    )
-    return JSONResponse({"items": [leased_json(item, as_text=body.text) for item in items]})
+    _check_count(service, body.count)
+    operation = body.operation(service.options.wait_s_max, service.options.answer_bytes_max)
+    items = await service.dequeue(queue, operation, request.scope["ticket"], partial(_until_gone, request))
+    return answers.items_answer(items, partial(leased_json, as_text=body.text))
 
 
 async def _until_gone(request: Request) -> None:
@@ -201,11 +201,11 @@ async def dead_letters(
     count: int = 100,
     after: int = 0,
     text: AsText = False,  # noqa: FBT002 - of a URL
-) -> JSONResponse:
+) -> Response:
     """Show dead letters by rising ids, those above `after`. Fences no other broker."""
-    count = _fitting(service, service.definition(queue), count)
+    _check_count(service, count)
     items = await service.dead(queue, count, after)
-    return JSONResponse({"items": [peeked_json(item, as_text=text) for item in items]})
+    return answers.items_answer(items, partial(peeked_json, as_text=text))
 
 
 # ---------------------------------------------------------------------- looking
@@ -217,15 +217,14 @@ async def peek(
     queue: str,
     count: int = 1,
     text: AsText = False,  # noqa: FBT002 - of a URL
-) -> JSONResponse:
+) -> Response:
     """Show the pending items that come first, due or not. Fences no other broker."""
-    count = _fitting(service, service.definition(queue), count)
+    _check_count(service, count)
     items = await service.head(queue, count)
-    return JSONResponse({"items": [peeked_json(item, as_text=text) for item in items]})
+    return answers.items_answer(items, partial(peeked_json, as_text=text))
 
 
 @router.get("/{queue}/items/{item_id}", response_model=ItemStats)
 async def show_item(service: Service, queue: str, item_id: int) -> JSONResponse:
-    """Show what is known of an item, without its value."""
-    stats = await service.ask(queue, lambda held: held.item(item_id))
-    return JSONResponse(stats.to_json())
+    """Show what is known of an item, without its value. Fences no other broker."""
+    return JSONResponse((await service.item(queue, item_id)).to_json())

@@ -11,31 +11,42 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError
+from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError, NotDurableError
 from wal3_core.queue_server.answers import BusyError, StoppingError
 from wal3_core.queue_server.names import PREFIX, log_of, names_below
 from wal3_core.queue_server.server_options import QueueServerOptions
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue import (
-    Define,
     DelayQueue,
-    Leased,
-    QueueDefinition,
-    Requeue,
+    GiveBack,
     read_queue_dead,
+    read_queue_definition,
     read_queue_head,
+    read_queue_item,
     read_queue_stats,
 )
+from wal3_core.views.queue.loading import expecting_a_queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from wal3_core.queue_server.load import Ticket
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue import Dequeue, Operation, Peeked, QueueOptions, QueueStats
+    from wal3_core.views.queue import (
+        Dequeue,
+        ItemStats,
+        Leased,
+        Operation,
+        Peeked,
+        QueueDefinition,
+        QueueOptions,
+        QueueStats,
+    )
 
     T = TypeVar("T")
 
@@ -43,6 +54,8 @@ if TYPE_CHECKING:
 _THREADS_MAX = 64
 # Of queues that are not open, for a look: each takes as much memory as the queue while it is open, and more.
 _READS_AT_ONCE = 4
+# A body of no more is read on the event loop; larger ones by one thread, so that they take no more memory than one.
+_SMALL_BYTES = 2**14
 
 
 class OpenQueue:
@@ -50,7 +63,6 @@ class OpenQueue:
 
     def __init__(self, queue: DelayQueue) -> None:
         self.queue = queue
-        self.definition = queue.definition
         self.num_calls = 0
         self.fenced = False
 
@@ -77,6 +89,7 @@ class QueueService:
         self._stopping = asyncio.Event()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="wal3-queue-server")
+        self._bodies = ThreadPoolExecutor(1, thread_name_prefix="wal3-queue-bodies")
 
     # ------------------------------------------------------------------ which queues there are
 
@@ -90,14 +103,9 @@ class QueueService:
         held = self._open.get(name)
         return held is not None and not held.fenced
 
-    def definition(self, name: str) -> QueueDefinition:
-        """Return the definition of an open queue, and of another one the default."""
-        held = self._open.get(name)
-        return QueueDefinition() if held is None else held.definition
-
     async def names(self) -> list[str]:
         """Return the names of all queues."""
-        return await self.in_thread(partial(names_below, self._store, self._prefix))
+        return await self.in_thread(partial(names_below, self._store, self._prefix, frozenset(self._open)))
 
     async def create(self, name: str, definition: QueueDefinition) -> None:
         """Make a queue. LogExistsError when there is a log of that name."""
@@ -155,6 +163,12 @@ class QueueService:
         """Return what a call that blocks returns."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
+    async def aside(self, num_bytes: int, call: Callable[[], T]) -> T:
+        """Return what a call returns that works on so many bytes of a body."""
+        if num_bytes <= _SMALL_BYTES:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._bodies, call)
+
     # ------------------------------------------------------------------ what is asked of them
 
     @asynccontextmanager
@@ -168,6 +182,11 @@ class QueueService:
         try:
             yield held
         except Exception as error:
+            found = error.__cause__ if isinstance(error, NotDurableError) else error
+            if isinstance(found, LogNotFoundError):
+                self._forget(name, held, found)
+                with expecting_a_queue():
+                    raise found from None
             self._forget(name, held, error)
             raise
         finally:
@@ -176,40 +195,48 @@ class QueueService:
     async def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
         """Return the result of an operation once it is durable. OverloadedError while too much waits."""
         async with self._used(name) as held:
-            result = await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
-            if isinstance(operation, Define):
-                held.definition = operation.definition
-            return result
-
-    async def ask(self, name: str, look: Callable[[DelayQueue], T]) -> T:
-        """Return what a method of the queue returns that blocks."""
-        async with self._used(name) as held:
-            return await self.in_thread(lambda: look(held.queue))
+            return await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
 
     async def stats(self, name: str) -> tuple[QueueStats, bool]:
         """Return what a queue holds, and whether its broker says so: else the queue's log, and no broker is fenced."""
         return await self._look(name, lambda queue: queue.stats(), partial(read_queue_stats, self._store))
 
-    async def head(self, name: str, count: int) -> list[Peeked]:
-        """Return the pending items that come first, as ``stats`` does."""
+    async def definition(self, name: str) -> tuple[QueueDefinition, bool]:
+        """Return what holds for a queue's items, as ``stats`` does."""
+        return await self._look(name, lambda queue: queue.definition, partial(read_queue_definition, self._store))
+
+    async def item(self, name: str, item_id: int) -> ItemStats:
+        """Return what is known of an item, as ``stats`` does."""
         found, _ = await self._look(
-            name, lambda queue: queue.peek(count), lambda log: read_queue_head(self._store, log, count)
+            name, lambda queue: queue.item(item_id), lambda log: read_queue_item(self._store, log, item_id)
+        )
+        return found
+
+    async def head(self, name: str, count: int) -> list[Peeked]:
+        """Return the pending items that come first, as many as an answer may have, as ``stats`` does."""
+        most = self.options.answer_bytes_max
+        found, _ = await self._look(
+            name,
+            lambda queue: queue.peek(count, bytes_max=most),
+            lambda log: read_queue_head(self._store, log, count, bytes_max=most),
         )
         return found
 
     async def dead(self, name: str, count: int, after: int) -> list[Peeked]:
-        """Return dead letters by rising ids, as ``stats`` does."""
+        """Return dead letters by rising ids, as many as an answer may have, as ``stats`` does."""
+        most = self.options.answer_bytes_max
         found, _ = await self._look(
             name,
-            lambda queue: queue.dead(count, after=after),
-            lambda log: read_queue_dead(self._store, log, count, after=after),
+            lambda queue: queue.dead(count, after=after, bytes_max=most),
+            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=most),
         )
         return found
 
     async def _look(self, name: str, look: Callable[[DelayQueue], T], read: Callable[[str], T]) -> tuple[T, bool]:
         if name in self._open:
             try:
-                return await self.ask(name, look), True
+                async with self._used(name) as held:
+                    return await self.in_thread(lambda: look(held.queue)), True
             except FencedError:
                 pass
         log = self._log(name)
@@ -227,48 +254,42 @@ class QueueService:
     # ------------------------------------------------------------------ handing items out
 
     async def dequeue(
-        self, name: str, operation: Dequeue, gone: Callable[[], Coroutine[Any, Any, None]]
+        self, name: str, operation: Dequeue, ticket: Ticket, gone: Callable[[], Coroutine[Any, Any, None]]
     ) -> list[Leased]:
         """Lease items for a client until it is ``gone``, or the server stops: then none, and no item is lost.
 
-        What was leased when the client had gone is put back at once.
+        What was leased when the client had gone is given back at once. BusyError when there is no item, and as many
+        others wait for one as may.
         """
-        async with self._used(name) as held:
-            return await self._handed_out(held.queue, operation, gone)
+        with ticket.waiting() if operation.timeout_s else nullcontext(enter_result=True) as may_wait:
+            operation = operation if may_wait else replace(operation, timeout_s=0.0)
+            async with self._used(name) as held:
+                items = await self._handed_out(held.queue, operation, gone)
+        if not items and not may_wait:
+            message = f"server: expected at most {self.options.waiting_max} calls that wait for an item, found as many"
+            raise BusyError(message)
+        return items
 
     async def _handed_out(
         self, queue: DelayQueue, operation: Dequeue, gone: Callable[[], Coroutine[Any, Any, None]]
     ) -> list[Leased]:
         future = queue.submit(operation, timeout_s=0)
         answer = asyncio.wrap_future(future)
-        ends = [asyncio.create_task(gone()), asyncio.create_task(self._stopping.wait())]
+        client, stop = asyncio.create_task(gone()), asyncio.create_task(self._stopping.wait())
+        is_there = False
         try:
-            await asyncio.wait({answer, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, client, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done() and future.cancel():
                 return []
             items: list[Leased] = await answer
-            if ends[0].done():
-                await self._give_back(queue, items)
-                return []
+            is_there = not client.done()
+            return items if is_there else []
         finally:
             # Also when this request is cancelled.
-            future.cancel()
-            for end in ends:
-                end.cancel()
-        return items
-
-    async def _give_back(self, queue: DelayQueue, items: list[Leased]) -> None:
-        """Put items back where they were; one that cannot be comes back when its lease ends."""
-        try:
-            futures: list[Future[Any]] = [
-                queue.submit(Requeue(item.id, item.token, item.deadline_us), timeout_s=0) for item in items
-            ]
-        except LogError as error:
-            QUEUE.info("queue %s: items of a client that is gone wait for the end of their lease: %s", queue.url, error)
-            return
-        for outcome in await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                QUEUE.info("queue %s: an item of a client that is gone was not put back: %s", queue.url, outcome)
+            if not future.cancel() and not is_there:
+                future.add_done_callback(partial(_give_back, queue))
+            client.cancel()
+            stop.cancel()
 
     # ------------------------------------------------------------------ the end
 
@@ -285,3 +306,14 @@ class QueueService:
             if isinstance(outcome, BaseException):
                 QUEUE.warning("a queue was not closed: %s", outcome)
         self._threads.shutdown(wait=False)
+        self._bodies.shutdown(wait=False)
+
+
+def _give_back(queue: DelayQueue, answer: Future[list[Leased]]) -> None:
+    """Put items back that no client got; those that cannot be come back when their leases end."""
+    if answer.cancelled() or answer.exception() is not None or not answer.result():
+        return
+    try:
+        queue.submit(GiveBack(tuple((item.id, item.token) for item in answer.result())), timeout_s=0)
+    except LogError as error:
+        QUEUE.info("queue %s: items of a client that is gone wait for the end of their lease: %s", queue.url, error)

@@ -7,6 +7,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
+from wal3_core.runtime.loggers import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 TOKENS_VARIABLE = "WAL3_QUEUE_TOKENS"
 TOKEN_VARIABLE = "WAL3_QUEUE_TOKEN"  # noqa: S105 - the name of a variable
 _CHARS_MIN = 16
+_READ_BY_OTHERS = 0o004
 
 
 def read_tokens(path: Path) -> list[str]:
     """Return the tokens of a file: one on each line; empty lines and those that begin with # are left out."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
+        mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         message = f"{path}: expected a file of access tokens, found none that can be read: {type(error).__name__}"
         raise InvalidRequestError(message) from error
@@ -29,6 +32,13 @@ def read_tokens(path: Path) -> list[str]:
     if not found:
         message = f"{path}: expected an access token on each line, found none"
         raise InvalidRequestError(message)
+    if mode & _READ_BY_OTHERS:
+        QUEUE.warning(
+            "%s: expected access tokens that only their owner reads, found mode %03o: every user of this machine has"
+            " them (chmod 600, and new tokens)",
+            path,
+            mode & 0o777,
+        )
     return found
 
 

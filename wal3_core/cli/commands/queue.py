@@ -295,6 +295,8 @@ def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool,
 @click.option("--insecure", is_flag=True, help="Listen on a public address without access tokens.")
 @click.option("--requests-per-s", type=click.FloatRange(0), default=1000.0, show_default=True, help="Of a client.")
 @click.option("--body-bytes-max", type=click.IntRange(1), default=2**24, show_default=True, help="Of a request.")
+@click.option("--requests-max", type=click.IntRange(1), default=2000, show_default=True, help="At a time.")
+@click.option("--waiting-max", type=click.IntRange(0), default=2000, show_default=True, help="Calls that wait, beside.")
 @json_option
 @pass_session
 def serve(  # noqa: PLR0913 - its options
@@ -307,6 +309,8 @@ def serve(  # noqa: PLR0913 - its options
     insecure: bool,
     requests_per_s: float,
     body_bytes_max: int,
+    requests_max: int,
+    waiting_max: int,
     as_json: bool,
 ) -> None:
     """Serve the store's queues over HTTP, until Ctrl-C or SIGTERM; URL/docs describes the requests.
@@ -321,7 +325,12 @@ def serve(  # noqa: PLR0913 - its options
     """
     from wal3_core.cli.queue_serving import serve_queues  # noqa: PLC0415 - its packages are an extra
 
-    limits = {"requests_per_s": requests_per_s, "body_bytes_max": body_bytes_max}
+    limits = {
+        "requests_per_s": requests_per_s,
+        "body_bytes_max": body_bytes_max,
+        "requests_max": requests_max,
+        "waiting_max": waiting_max,
+    }
     serve_queues(
         session.store(),
         prefix,

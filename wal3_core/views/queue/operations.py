@@ -51,16 +51,24 @@ class Enqueue:
 class Dequeue:
     """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first. Its result: a list of Leased.
 
-    To cancel its future takes it out of the line, unless it was served.
+    Their values have at most ``bytes_max`` bytes together, unless the first alone has more. To cancel its future takes
+    it out of the line, unless it was served.
     """
 
     count: int = 1
     timeout_s: float = 0.0
     lease_s: float | None = None
+    bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type or out of range."""
-        make_plain(self, count=positive, timeout_s=_a_timeout, lease_s=optional(_a_lease_time))
+        make_plain(
+            self,
+            count=positive,
+            timeout_s=_a_timeout,
+            lease_s=optional(_a_lease_time),
+            bytes_max=optional(positive),
+        )
         if self.count > ITEMS_MAX:
             message = f"dequeue: expected a count of at most {ITEMS_MAX}, found {self.count}"
             raise InvalidRequestError(message)
@@ -71,8 +79,8 @@ def _a_timeout(value: object, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Remove leased items, all or none; each is an id and a token. Its result is None."""
+class _OfLeases:
+    """Leased items; each is an id and a token."""
 
     leases: tuple[tuple[int, str], ...]
 
@@ -86,9 +94,22 @@ class Release:
                 raise InvalidRequestError(message)
             plain.append((integer(lease[0], "id"), text(lease[1], "token")))
         if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
-            message = f"release: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
+            message = f"{type(self).__name__.lower()}: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
             raise InvalidRequestError(message)
         object.__setattr__(self, "leases", tuple(plain))
+
+
+@dataclass(frozen=True, slots=True)
+class Release(_OfLeases):
+    """Remove leased items, all or none. Its result is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack(_OfLeases):
+    """Put items back that no caller has got: they count as not handed out. Its result is None.
+
+    Items whose leases have ended are left as they are.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +214,7 @@ class Define:
         make_plain(self, definition=instance_of(QueueDefinition))
 
 
-Operation = Enqueue | Dequeue | Release | Requeue | Extend | Bury | Kick | Purge | Define
+Operation = Enqueue | Dequeue | Release | GiveBack | Requeue | Extend | Bury | Kick | Purge | Define
 
 
 def listed(items: Iterable[NewItem]) -> Enqueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _OPERATION_BYTES = 512
 # How long one wait lasts at most; a topic is forgotten when it was not used for long.
 _SLICE_S = 10.0
+# How often those who wait are all looked at, whether any has waited enough or not.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,19 @@ class Line:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._waiters: deque[Waiter] = deque()
+        # Before then, none has waited enough; and when all were last looked at, which takes long of many.
+        self._until_s = math.inf
+        self._looked_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        """Return how many wait; those who gave up leave with the next turn."""
+        return sum(not each.future.cancelled() for each in self._waiters)
 
     def join(self, operation: Dequeue, future: Future[Any]) -> None:
         """Add a call; its time begins now."""
-        self._waiters.append(Waiter(operation, future, self._runtime.monotonic_s() + operation.timeout_s))
+        until_s = self._runtime.monotonic_s() + operation.timeout_s
+        self._waiters.append(Waiter(operation, future, until_s))
+        self._until_s = min(self._until_s, until_s)
 
     def first(self) -> Waiter | None:
         """Return who is next; those who gave up leave."""
@@ -80,17 +89,20 @@ class Line:
         return {each.future for each in self._waiters}
 
     def left_s(self) -> float | None:
-        """Return how long until one has waited enough; None when there is none."""
-        until_s = min((each.until_s for each in self._waiters), default=None)
-        return None if until_s is None else until_s - self._runtime.monotonic_s()
+        """Return how long until one may have waited enough; None when there is none."""
+        return self._until_s - self._runtime.monotonic_s() if self._waiters else None
 
     def over(self, *, last: bool) -> list[Future[Any]]:
-        """Take those out who have waited enough, with the ``last`` turn all, and those who gave up."""
+        """Take those out who have waited enough, with the ``last`` turn all, and now and then those who gave up."""
         now_s = self._runtime.monotonic_s()
+        if not last and now_s < min(self._until_s, self._looked_s + _LOOK_S):
+            return []
         over = [each for each in self._waiters if last or each.until_s <= now_s or each.future.cancelled()]
         if over:
             gone = {id(each) for each in over}
             self._waiters = deque(each for each in self._waiters if id(each) not in gone)
+        self._until_s = min((each.until_s for each in self._waiters), default=math.inf)
+        self._looked_s = now_s
         return [each.future for each in over]
 
 
