@@ -190,6 +190,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import Dequeue as Dequeue
     from wal3_core.views.queue.operations import Enqueue as Enqueue
     from wal3_core.views.queue.operations import Extend as Extend
+    from wal3_core.views.queue.operations import GiveBack as GiveBack
     from wal3_core.views.queue.operations import Kick as Kick
     from wal3_core.views.queue.operations import Purge as Purge
     from wal3_core.views.queue.operations import Release as Release
@@ -367,7 +368,7 @@ _HOMES = {
     **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
     **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(
-        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
+        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "GiveBack", "Kick", "Purge", "Release", "Requeue"),
         "wal3_core.views.queue.operations",
     ),
     **dict.fromkeys(

@@ -44,6 +44,12 @@ QUEUE_MUTANTS = (
         "deadline_ms=max(lease.row.deadline_ms, 0 * floor)",
     ),
     Mutation(
+        "an item that is given back has its delivery counted",
+        QUEUE + "queue_state:QueueState.give_back",
+        "deliveries=row.deliveries - 1",
+        "deliveries=row.deliveries",
+    ),
+    Mutation(
         "deliveries are not counted after a restart",
         QUEUE + "loading:QueueLoader._add",
         "deliveries=record.deliveries",

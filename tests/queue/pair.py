@@ -123,6 +123,9 @@ class Pair:
     def release_many(self, leases: Sequence[tuple[int, str]]) -> None:
         self.both(lambda queue: queue.release_many(leases), lambda model: model.release_many(leases))
 
+    def give_back(self, leases: Sequence[tuple[int, str]]) -> None:
+        self.both(lambda queue: queue.give_back(leases), lambda model: model.give_back(leases))
+
     def requeue(self, item_id: int, token: str, **wanted: Any) -> None:  # noqa: ANN401 - of the arguments of requeue
         self.both(lambda q: q.requeue(item_id, token, **wanted), lambda m: m.requeue(item_id, token, **wanted))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,17 @@ class QueueModel:
     def release_many(self, leases: Iterable[tuple[int, str]]) -> None:
         for item in [self._leased(*lease) for lease in leases]:
             del self.items[item.id]
+
+    def give_back(self, leases: Iterable[tuple[int, str]]) -> int:
+        held = []
+        for lease in leases:
+            with contextlib.suppress(StaleTokenError):
+                held.append(self._leased(*lease))
+        for item in held:
+            item.deliveries -= 1
+            item.deadline_ms = max(item.deadline_ms, self.floors_ms[item.priority])
+            item.state, item.until_ms = ItemState.PENDING, None
+        return len(held)
 
     def requeue(self, item_id: int, token: str, **wanted: object) -> Enqueued:
         item = self._leased(item_id, token)

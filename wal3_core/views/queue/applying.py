@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wal3_core.views.queue.operations import Bury, Define, Enqueue, Extend, Kick, Release, Requeue
+from wal3_core.views.queue.operations import Bury, Define, Enqueue, Extend, GiveBack, Kick, Release, Requeue
 from wal3_core.views.queue.waiting import Look
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
     Enqueue: lambda state, wanted, turn: state.enqueue(wanted.items, turn),
     Release: lambda state, wanted, turn: state.release(wanted.leases, turn),
+    GiveBack: lambda state, wanted, turn: state.give_back(wanted.leases, turn),
     Requeue: lambda state, wanted, turn: state.requeue(wanted, turn),
     Extend: lambda state, wanted, turn: state.extend(wanted.id, wanted.token, wanted.lease_s, turn),
     Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),

@@ -21,6 +21,7 @@ from wal3_core.views.queue.operations import (
     Define,
     Dequeue,
     Extend,
+    GiveBack,
     Kick,
     Operation,
     Purge,
@@ -149,9 +150,18 @@ class DelayQueue:
             result: list[Leased] = self._wait(future)
         except BaseException:
             # Interrupted: no caller would get the items.
-            future.cancel()
+            self._give_up(future)
             raise
         return result
+
+    def _give_up(self, future: Future[Any]) -> None:
+        """Cancel a dequeue; if it has its answer, give that back."""
+        if not future.cancel():
+            future.add_done_callback(self._give_back)
+
+    def _give_back(self, done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None and (items := done.result()):
+            self._broker.give_back(GiveBack(tuple((item.id, item.token) for item in items)))
 
     @checked(item_id=integer)
     def release(self, item_id: int, token: str) -> None:
@@ -162,6 +172,15 @@ class DelayQueue:
         """Remove leased items, all or none."""
         several(leases, "leases")
         self._wait(self.submit(Release(tuple(leases))))
+
+    def give_back(self, leases: Iterable[tuple[int, str]]) -> int:
+        """Put leased items back as if they had not been handed out, due as they were; the delivery is not counted.
+
+        Return how many: those whose lease has ended, or is another one, are left as they are.
+        """
+        several(leases, "leases")
+        given: int = self._wait(self.submit(GiveBack(tuple(leases))))
+        return given
 
     @checked(item_id=integer)
     def requeue(

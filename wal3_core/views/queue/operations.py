@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wal3_core.arguments import flag, instance_of, integer, make_plain, optional, record_bytes, several, text
 from wal3_core.errors import InvalidRequestError
@@ -51,7 +51,7 @@ class Enqueue:
 class Dequeue:
     """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first. Its result: a list of Leased.
 
-    To cancel its future takes it out of the line, unless it was served.
+    To cancel its future takes it out of the line. What it was served by then is given back: see ``GiveBack``.
     """
 
     count: int = 1
@@ -78,17 +78,36 @@ class Release:
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
-        several(self.leases, "leases")
-        plain = []
-        for lease in self.leases:
-            if not isinstance(lease, tuple | list) or len(lease) != 2:  # noqa: PLR2004 - a pair
-                message = f"leases: expected pairs of an id and a token, found {type(lease).__name__}"
-                raise InvalidRequestError(message)
-            plain.append((integer(lease[0], "id"), text(lease[1], "token")))
-        if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
-            message = f"release: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
+        object.__setattr__(self, "leases", _pairs(self.leases, "release"))
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Put leased items back as if they had not been handed out; each is an id and a token.
+
+    They are due as they were, and the delivery is not counted. Its result is how many: those whose lease has ended, or
+    is another one, are left as they are.
+    """
+
+    leases: tuple[tuple[int, str], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        object.__setattr__(self, "leases", _pairs(self.leases, "give back"))
+
+
+def _pairs(leases: object, what: str) -> tuple[tuple[int, str], ...]:
+    several(leases, "leases")
+    plain = []
+    for lease in cast("Iterable[object]", leases):
+        if not isinstance(lease, tuple | list) or len(lease) != 2:  # noqa: PLR2004 - a pair
+            message = f"leases: expected pairs of an id and a token, found {type(lease).__name__}"
             raise InvalidRequestError(message)
-        object.__setattr__(self, "leases", tuple(plain))
+        plain.append((integer(lease[0], "id"), text(lease[1], "token")))
+    if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
+        message = f"{what}: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
+        raise InvalidRequestError(message)
+    return tuple(plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +212,7 @@ class Define:
         make_plain(self, definition=instance_of(QueueDefinition))
 
 
-Operation = Enqueue | Dequeue | Release | Requeue | Extend | Bury | Kick | Purge | Define
+Operation = Enqueue | Dequeue | Release | GiveBack | Requeue | Extend | Bury | Kick | Purge | Define
 
 
 def listed(items: Iterable[NewItem]) -> Enqueue:

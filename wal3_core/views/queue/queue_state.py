@@ -146,6 +146,19 @@ class QueueState(HeldItems):
         for item_id, _ in leases:
             self._remove(self.leased.pop(item_id).row, turn)
 
+    def give_back(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> int:
+        """Put leased items back as if they had not been handed out, those that still are; return how many."""
+        held = [(lease, token) for item_id, token in leases if (lease := self.leased.get(item_id)) is not None]
+        given = [lease for lease, token in held if lease.token.hex() == token]
+        for lease in given:
+            row = self.leased.pop(lease.row.id).row
+            # Items of its priority that were handed out since do not come after it.
+            deadline_ms = max(row.deadline_ms, self.floors_ms.get(lease.priority, 0))
+            row = row._replace(deadline_ms=deadline_ms, deliveries=row.deliveries - 1)
+            self._save(encoding.PENDING, row, turn)
+            self.add_pending(row, lease.priority)
+        return len(given)
+
     def _remove(self, row: Row, turn: Turn) -> None:
         turn.add(id_key(encoding.VALUE, row.id), None)
         turn.add(id_key(encoding.STATE, row.id), None)
