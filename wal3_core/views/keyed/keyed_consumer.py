@@ -21,7 +21,7 @@ from wal3_core.model.record import Record
 from wal3_core.model.strict_json import Fields
 from wal3_core.views.keyed.key_count import count_exactly
 from wal3_core.views.keyed.key_following import follow_keys
-from wal3_core.views.keyed.key_index import KeyMatch
+from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,7 @@ class KeyedConsumer:
         self._keys = keys
         self._name = name
         self._prefix = prefix
-        self._match = KeyMatch(prefix, prefix=True)
+        self._match = KeyMatch.of_prefix(prefix)
         self._witness = witness
         self._floor = witness.cursor.position
         self._ahead = _keys_of(witness.cursor, f"consumer {name}")
@@ -128,7 +128,7 @@ class KeyedConsumer:
     @checked(key=record_bytes)
     def lag(self, key: bytes) -> int:
         """Count the records of a key that are not processed, exactly; no values are read."""
-        return count_exactly(self._keys, KeyMatch(key), self.position(key), None)
+        return count_exactly(self._keys, KeyMatch.of(key), self._from(self.position(key)))
 
     def lags(self) -> dict[bytes, int]:
         """Count the records that are not processed, by key, of all keys that have any; no values are read."""
@@ -139,7 +139,7 @@ class KeyedConsumer:
                 found[key] = found.get(key, 0) + left
             return found
 
-        return self._keys.steady(self.floor, None, counted)
+        return self._keys.steady(self._from(self.floor), counted)
 
     def save(self) -> int:
         """Raise the floor as far as all below it is processed, and save it with the keys that are ahead of it.
@@ -148,7 +148,7 @@ class KeyedConsumer:
         8192 fit, in 192 KiB, those that are farthest ahead first. CursorConflictError when another process has moved
         the cursor.
         """
-        floor = self._keys.steady(self.floor, None, self._risen)
+        floor = self._keys.steady(self._from(self.floor), self._risen)
         ahead = {key: offset for key, offset in self._ahead.items() if offset > floor.offset}
         stored = _fitting(ahead)
         kept, saved = extension_of(self._prefix, stored), self._witness.cursor
@@ -162,6 +162,10 @@ class KeyedConsumer:
     def delete(self) -> None:
         """Delete the cursor: the records that it kept can be collected. Its name can be used again at once."""
         self._keys.stores.cursors.delete(self._name)
+
+    def _from(self, offset: int) -> OffsetRange:
+        # Records below the log's first one that are not processed must not be counted as if they were.
+        return OffsetRange(offset, held=True)
 
     def _risen(self, manifest: Manifest, floor: int, end: int) -> LogPosition:
         """Return the position of the first record that is not processed, the log's end when all are."""

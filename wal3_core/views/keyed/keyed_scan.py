@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.log.read.scan import check_start
 from wal3_core.model import parquet
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
     from wal3_core.views.keyed.hits import Hit
-    from wal3_core.views.keyed.key_index import KeyMatch
     from wal3_core.views.keyed.key_reader import KeyReader
+    from wal3_core.views.keyed.ranges import KeyMatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +31,16 @@ class ScanBounds:
 class KeyedScan:
     """An iterator over a scan's records. ``next_offset`` is where a scan continues that is to give what follows.
 
-    The range is fixed when the scan is made: what is appended later is left to the scan that continues it.
+    ``start`` is where it begins: the log's first offset, if the start that was asked for lies before that. The range is
+    fixed when the scan is made: what is appended later is left to the scan that continues it.
     """
 
     def __init__(self, keys: KeyReader, match: KeyMatch, bounds: ScanBounds, manifest: Manifest) -> None:
-        check_start(manifest, bounds.start)
         self._keys = keys
         self._match = match
         self._bounds = bounds
         self._given = 0
-        self.next_offset = bounds.start
+        self.start = self.next_offset = bounds.start
         self._records = self._read(manifest)
 
     def __iter__(self) -> Self:
@@ -56,6 +55,9 @@ class KeyedScan:
 
     def _read(self, manifest: Manifest) -> Iterator[Record]:
         match, bounds, num_bytes = self._match, self._bounds, 0
+        if bounds.limit <= bounds.start:
+            # Also one that begins where the log does not.
+            return
         chosen = None if bounds.records_max is None else partial(self._needed, bounds.records_max)
         hits = self._keys.hits_with_rows(match, bounds.start, bounds.limit, manifest, chosen=chosen)
         for hit, table, begin in hits:
