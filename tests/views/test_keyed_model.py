@@ -488,4 +488,3 @@ def test_follower_and_consumer_do_not_begin_below_the_first_offset(memory_store:
     for query in (consumer.lags, consumer.save, partial(consumer.lag, b"a")):
         with pytest.raises(GarbageCollectedError, match="from 6, found 4"):
             query()
-

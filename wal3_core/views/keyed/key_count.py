@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # A larger file's footer, and its key columns: at most two ranges of them. Or two for its footer, and its row groups.
 _REQUESTS_OF_LARGE_FILE = 3
-# So many places of a range are looked at for an estimate, evenly spread, some at a time.
+# So many places of a range are looked at for an estimate, one in each piece of it, some at a time.
 _SAMPLES = 32
 _AHEAD = 8
 # Of the keys that are seen there.
@@ -129,7 +129,9 @@ class Bounding:
         self._add(manifest.pointers)
         chosen = {}
         for number in range(_SAMPLES):
-            offset = self._start + int((self._limit - self._start) * _spread(number))
+            # At random within each piece: what is written in turns must not be met in turns.
+            place = (number + self._keys.runtime.jitter()) / _SAMPLES
+            offset = self._start + int((self._limit - self._start) * place)
             while (entry := self._at(offset)) is not None and self._goes_down(entry):
                 pass
             if entry is not None:
@@ -236,7 +238,7 @@ class Bounding:
         unknown = -sum(each.negative for each in self._open if each.part is None)
         likely = self._lo + sum(each.num_found for each in guessed)
         if unknown:
-            likely += unknown * _density([*self._parts, *guessed])
+            likely = _scaled([*self._parts, *guessed], unknown)
         return KeyCount(
             lo=self._lo,
             hi=self._hi,
@@ -245,20 +247,21 @@ class Bounding:
         )
 
 
-def _density(parts: list[_Part]) -> float:
-    """Return which share of the records is likely to be of the key, by some parts of the log; a half without any.
+def _scaled(parts: list[_Part], unknown: int) -> float:
+    """Return how many records are likely to be of the key, in some parts of the log and so many unknown records.
 
-    It is what these parts have, where that varies little between them. If it varies, but is what an average key would
-    have there, it is taken for an average key: how many keys there are, is estimated by Chao's formula from how many
-    were seen in one part and in two. Source: Chao, "Estimating the population size for capture-recapture data", 1987.
+    The rest has it as often as these parts, where that varies little between them. If it varies, but is what an average
+    key would have there, it is taken for an average key. How many keys there are is estimated by Chao's formula, from
+    how many were seen in one part and in two. Source: Chao, "Estimating the population size for capture-recapture data
+    with unequal catchability", 1987.
     """
     sampled, found = sum(each.num_records for each in parts), sum(each.num_found for each in parts)
     if not sampled:
-        return 0.5
+        return unknown / 2
     own = found / sampled
     squares = sum((each.num_found - own * each.num_records) ** 2 for each in parts)
     if len(parts) == 1 or (found and _DEVIATIONS * squares**0.5 <= _CLOSE * found):
-        return own
+        return found + unknown * own
     hashes: list[Hashes] = []
     records = 0
     for each in parts:
@@ -267,23 +270,15 @@ def _density(parts: list[_Part]) -> float:
             records += each.num_records
     times = np.unique(np.concatenate(hashes), return_counts=True)[1] if hashes else np.zeros(0)
     if not len(times):
-        return own
+        return found + unknown * own
     once, twice = int(np.sum(times == 1)), int(np.sum(times == 2))  # noqa: PLR2004 - as the formula has it
     num_keys = len(times) + (once * once / (2 * twice) if twice else once * (once - 1) / 2)
     # Records of a key lie together in as many as a part has of it.
     average, together = sampled / num_keys, records / int(times.sum())
     if abs(found - average) <= _DEVIATIONS * (average * together) ** 0.5:
-        return 1 / num_keys
-    return own
-
-
-def _spread(number: int) -> float:
-    """Return the places 1/2, 1/4, 3/4, 1/8, …: any first few of them are evenly spread."""
-    place, step = 0.0, 0.5
-    number += 1
-    while number:
-        place, step, number = place + step * (number & 1), step / 2, number >> 1
-    return place
+        # Of what it has more or less, the less is its own, the more of its records lie together.
+        return (sampled + unknown) / num_keys + (found - average) / together
+    return found + unknown * own
 
 
 def _cost(pointer: Pointer) -> int:
