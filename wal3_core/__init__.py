@@ -200,7 +200,9 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
     from wal3_core.views.queue.queue_reading import is_queue as is_queue
     from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
+    from wal3_core.views.queue.queue_reading import read_queue_definition as read_queue_definition
     from wal3_core.views.queue.queue_reading import read_queue_head as read_queue_head
+    from wal3_core.views.queue.queue_reading import read_queue_item as read_queue_item
     from wal3_core.views.queue.queue_reading import read_queue_stats as read_queue_stats
 
 # Each public name, and the module it comes from.
@@ -378,7 +380,17 @@ _HOMES = {
         ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueStats"),
         "wal3_core.views.queue.items",
     ),
-    **dict.fromkeys(("is_queue", "read_queue_dead", "read_queue_head", "read_queue_stats"), "wal3_core.views.queue"),
+    **dict.fromkeys(
+        (
+            "is_queue",
+            "read_queue_dead",
+            "read_queue_definition",
+            "read_queue_head",
+            "read_queue_item",
+            "read_queue_stats",
+        ),
+        "wal3_core.views.queue",
+    ),
 }
 
 __version__: str

@@ -44,10 +44,10 @@ QUEUE_MUTANTS = (
         "deadline_ms=max(lease.row.deadline_ms, 0 * floor)",
     ),
     Mutation(
-        "an item that is given back has its delivery counted",
+        "an item that is given back counts as handed out",
         QUEUE + "queue_state:QueueState.give_back",
-        "deliveries=row.deliveries - 1",
-        "deliveries=row.deliveries",
+        "row.deliveries - 1",
+        "row.deliveries",
     ),
     Mutation(
         "deliveries are not counted after a restart",

@@ -27,6 +27,7 @@ from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.views.queue import (
     DelayQueue,
+    GiveBack,
     ItemState,
     Leased,
     NewItem,
@@ -123,8 +124,8 @@ class Pair:
     def release_many(self, leases: Sequence[tuple[int, str]]) -> None:
         self.both(lambda queue: queue.release_many(leases), lambda model: model.release_many(leases))
 
-    def give_back(self, leases: Sequence[tuple[int, str]]) -> None:
-        self.both(lambda queue: queue.give_back(leases), lambda model: model.give_back(leases))
+    def give_back(self, lease: tuple[int, str]) -> None:
+        self.both(lambda queue: queue.submit(GiveBack((lease,))).result(), lambda model: model.give_back(*lease))
 
     def requeue(self, item_id: int, token: str, **wanted: Any) -> None:  # noqa: ANN401 - of the arguments of requeue
         self.both(lambda q: q.requeue(item_id, token, **wanted), lambda m: m.requeue(item_id, token, **wanted))

@@ -119,7 +119,9 @@ class QueueModel:
     def _enqueue(self, new: NewItem) -> Enqueued:
         for item in self.items.values():
             if new.dedupe_key is not None and item.dedupe_key == new.dedupe_key:
-                return Enqueued(item.id, item.deadline_ms * US_PER_MS, duplicate=True)
+                return Enqueued(
+                    item.id, item.deadline_ms * US_PER_MS, duplicate=True, dead=item.state is ItemState.DEAD
+                )
         self.last_id += 1
         deadline_ms, advanced = self._deadline(new.deadline_us, new.delay_s, new.priority)
         self.items[self.last_id] = Item(self.last_id, new.value, deadline_ms, new.priority, self.now_ms, new.dedupe_key)
@@ -165,16 +167,12 @@ class QueueModel:
         for item in [self._leased(*lease) for lease in leases]:
             del self.items[item.id]
 
-    def give_back(self, leases: Iterable[tuple[int, str]]) -> int:
-        held = []
-        for lease in leases:
-            with contextlib.suppress(StaleTokenError):
-                held.append(self._leased(*lease))
-        for item in held:
-            item.deliveries -= 1
+    def give_back(self, item_id: int, token: str) -> None:
+        with contextlib.suppress(StaleTokenError):
+            item = self._leased(item_id, token)
             item.deadline_ms = max(item.deadline_ms, self.floors_ms[item.priority])
+            item.deliveries -= 1
             item.state, item.until_ms = ItemState.PENDING, None
-        return len(held)
 
     def requeue(self, item_id: int, token: str, **wanted: object) -> Enqueued:
         item = self._leased(item_id, token)

@@ -35,8 +35,8 @@ class RandomOperations:
             self.enqueue: 48,
             self.dequeue: 44,
             self.release: 48,
-            self.give_back: 8,
             self.requeue: 16,
+            self.give_back: 6,
             self.extend: 8,
             self.bury: 8,
             self.kick: 6,
@@ -83,15 +83,9 @@ class RandomOperations:
         """Choose one that was given lately, or any."""
         return self.dice.choice(self.leases if self.dice.random() < 0.1 else self.leases[-20:])
 
-    def some_leases(self) -> list[tuple[int, str]]:
-        chosen = {self.lease() for _ in range(self.dice.choice((1, 1, 2, 6)))}
-        return list({item_id: (item_id, token) for item_id, token in chosen}.values())
-
     def release(self) -> None:
-        self.pair.release_many(self.some_leases())
-
-    def give_back(self) -> None:
-        self.pair.give_back(self.some_leases())
+        chosen = {self.lease() for _ in range(self.dice.choice((1, 1, 2, 6)))}
+        self.pair.release_many(list({item_id: (item_id, token) for item_id, token in chosen}.values()))
 
     def requeue(self) -> None:
         new, wanted = self.new_item(), dict[str, object]()
@@ -102,6 +96,9 @@ class RandomOperations:
         if self.dice.random() < 0.4:
             wanted["value"] = new.value
         self.pair.requeue(*self.lease(), **wanted)
+
+    def give_back(self) -> None:
+        self.pair.give_back(self.lease())
 
     def extend(self) -> None:
         self.pair.extend(*self.lease(), self.dice.choice((0.0014, 1.0, 30.0)))

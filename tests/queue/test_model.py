@@ -109,11 +109,6 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = [self.leases[-1 - age % len(self.leases)] for age in ages]
         self._pair.release_many(list({item_id: (item_id, token) for item_id, token in chosen}.values()))
 
-    @rule(ages=st.lists(st.integers(0, 5), min_size=1, max_size=3))
-    def give_back(self, ages: list[int]) -> None:
-        chosen = [self.leases[-1 - age % len(self.leases)] for age in ages]
-        self._pair.give_back(list({item_id: (item_id, token) for item_id, token in chosen}.values()))
-
     @rule(age=st.integers(0, 5), deadline_ms=DEADLINES_MS, value=st.one_of(st.none(), st.just(b"another")))
     def requeue(self, age: int, deadline_ms: int | None, value: bytes | None) -> None:
         lease = self.leases[-1 - age % len(self.leases)]

@@ -30,14 +30,17 @@ from wal3_core import (
     UnknownItemError,
     is_queue,
     read_queue_dead,
+    read_queue_definition,
     read_queue_head,
+    read_queue_item,
     read_queue_stats,
 )
-from wal3_core.views.queue import Dequeue
+from wal3_core.views.queue import Dequeue, Enqueued, GiveBack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from wal3_core import Leased, Peeked
     from wal3_core.storage.backends.memory import MemoryStore
 
 LIMIT_S = 30
@@ -101,6 +104,44 @@ def test_waiting_calls_are_served_in_their_order(queue: DelayQueue) -> None:
         thread.join(LIMIT_S)
 
     assert sorted(served) == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+def test_call_that_gave_up_does_not_count_as_waiting(queue: DelayQueue) -> None:
+    gone, other = (queue.submit(Dequeue(timeout_s=LIMIT_S)) for _ in range(2))
+    while queue.stats().waiting < 2:
+        pass
+    gone.cancel()
+
+    assert queue.stats().waiting == 1
+    other.cancel()
+
+
+def test_items_come_until_their_values_are_too_large_together(queue: DelayQueue, memory_store: MemoryStore) -> None:
+    """Whatever the definition allows by now."""
+    queue.enqueue_many([NewItem(bytes(size)) for size in (40, 40, 40, 100, 1)])
+
+    def sizes(items: Iterable[Leased | Peeked]) -> list[int]:
+        return [len(item.value) for item in items]
+
+    assert sizes(queue.peek(9, bytes_max=80)) == [40, 40]
+    assert sizes(read_queue_head(memory_store, "q", 9, bytes_max=80)) == [40, 40]
+    taken = [queue.submit(Dequeue(9, bytes_max=80)).result(LIMIT_S) for _ in range(5)]
+    assert [sizes(items) for items in taken] == [[40, 40], [40], [100], [1], []]
+    for item in (item for items in taken for item in items):
+        queue.bury(item.id, item.token)
+    assert sizes(queue.dead(bytes_max=119)) == [40, 40]
+    assert sizes(read_queue_dead(memory_store, "q", after=3, bytes_max=1)) == [100]
+
+
+def test_item_that_is_given_back_counts_as_not_handed_out(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(max_deliveries=1)) as queue:
+        queue.enqueue_many([NewItem(b"a"), NewItem(b"b")])
+        first, second = queue.dequeue(2)
+        queue.submit(GiveBack(((first.id, first.token), (second.id, "stale")))).result(LIMIT_S)
+        assert queue.item(2).state is ItemState.LEASED
+    with DelayQueue.open(memory_store, "q") as queue:
+        (again,) = queue.dequeue(9)
+        assert (again.value, again.deliveries, again.deadline_us) == (b"a", 1, first.deadline_us)
 
 
 def test_item_that_is_not_due_is_waited_for(queue: DelayQueue) -> None:
@@ -181,7 +222,9 @@ def test_item_with_a_known_dedupe_key_is_not_added(queue: DelayQueue) -> None:
     first, second = queue.enqueue_many([NewItem(b"a", dedupe_key=b"k"), NewItem(b"b", dedupe_key=b"k")])
     assert (second.id, second.duplicate, second.deadline_us) == (first.id, True, first.deadline_us)
     (item,) = queue.dequeue(9)
-    queue.release(item.id, item.token)
+    queue.bury(item.id, item.token)
+    assert queue.enqueue(b"c", dedupe_key=b"k") == Enqueued(item.id, item.deadline_us, duplicate=True, dead=True)
+    queue.purge(pending=False, dead=True)
     assert not queue.enqueue(b"c", dedupe_key=b"k").duplicate
 
 
@@ -189,6 +232,10 @@ def test_full_queue_refuses_more_and_its_definition_is_kept(memory_store: Memory
     with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(items_max=1)) as queue:
         queue.enqueue(b"a", dedupe_key=b"k")
         with pytest.raises(QueueFullError, match="at most 1 items, found 1 and 1 more"):
+            queue.enqueue(b"b")
+        (item,) = queue.dequeue()
+        queue.bury(item.id, item.token)
+        with pytest.raises(QueueFullError, match=r"found 1 \(1 of them dead letters: kick or purge these\) and 1 more"):
             queue.enqueue(b"b")
         assert queue.enqueue(b"c", dedupe_key=b"k").duplicate
         queue.define(QueueDefinition(items_max=2, lease_s=1.5))
@@ -324,6 +371,8 @@ def test_queue_is_looked_at_without_taking_it(queue: DelayQueue, memory_store: M
     queue.bury(item.id, item.token)
     assert [letter.value for letter in read_queue_dead(memory_store, "q")] == [b"a"]
     assert read_queue_dead(memory_store, "q", after=1) == []
+    assert read_queue_item(memory_store, "q", 1) == queue.item(1)
+    assert read_queue_definition(memory_store, "q") == queue.definition
     assert is_queue(memory_store, "q")
     assert queue.enqueue(b"c").id == 3
 

@@ -17,7 +17,14 @@ from wal3_core.views.queue.operations import (
     Requeue,
 )
 from wal3_core.views.queue.queue_options import QueueOptions
-from wal3_core.views.queue.queue_reading import is_queue, read_queue_dead, read_queue_head, read_queue_stats
+from wal3_core.views.queue.queue_reading import (
+    is_queue,
+    read_queue_dead,
+    read_queue_definition,
+    read_queue_head,
+    read_queue_item,
+    read_queue_stats,
+)
 
 __all__ = [
     "Bury",
@@ -43,6 +50,8 @@ __all__ = [
     "Requeue",
     "is_queue",
     "read_queue_dead",
+    "read_queue_definition",
     "read_queue_head",
+    "read_queue_item",
     "read_queue_stats",
 ]

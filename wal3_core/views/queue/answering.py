@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, InvalidStateError
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogError
@@ -137,6 +138,14 @@ def _leased(lease: Lease, value: bytes, dedupe_key: bytes | None) -> Leased:
         requeued_us=time_us(row.requeued_ms),
         dedupe_key=dedupe_key,
     )
+
+
+def fitting(rows: list[tuple[Row, int]], bytes_max: int | None) -> list[tuple[Row, int]]:
+    """Return those that come first and whose values have so many bytes together; at least one."""
+    if bytes_max is None:
+        return rows
+    ends = accumulate(row.length for row, _ in rows)
+    return rows[: max(1, sum(end <= bytes_max for end in ends))]
 
 
 def peeked(rows: Sequence[tuple[Row, int]]) -> WithValues:

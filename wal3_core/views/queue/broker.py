@@ -25,7 +25,7 @@ from wal3_core.model.record import Message
 from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.views.queue.answering import Answers, give
+from wal3_core.views.queue.answering import Answers, fitting, give
 from wal3_core.views.queue.applying import apply
 from wal3_core.views.queue.checkpointing import Checkpointer
 from wal3_core.views.queue.clock import QueueClock
@@ -227,8 +227,11 @@ class Broker:
             self._line.leave()
             # Its caller may give up until it is answered: then what is handed out here is given back.
             wanted = waiter.operation
+            count = wanted.count
+            if wanted.bytes_max is not None:
+                count = len(fitting(self.state.head(count, turn.now_ms), wanted.bytes_max))
             answers.add_leases(
-                waiter.future, self.state, self.state.lease(wanted.count, wanted.lease_s, self._new_token, turn)
+                waiter.future, self.state, self.state.lease(count, wanted.lease_s, self._new_token, turn)
             )
         if waits or (len(turn.keys) >= _TURN_RECORDS and not last):
             # Of a turn that is full, those who wait may get items with the next one.

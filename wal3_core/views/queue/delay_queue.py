@@ -10,7 +10,7 @@ from wal3_core.errors import InvalidRequestError, LogExistsError
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.queue.answering import peeked
+from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
 from wal3_core.views.queue.creating import create_queue
 from wal3_core.views.queue.definition import QueueDefinition
@@ -173,14 +173,13 @@ class DelayQueue:
         several(leases, "leases")
         self._wait(self.submit(Release(tuple(leases))))
 
-    def give_back(self, leases: Iterable[tuple[int, str]]) -> int:
-        """Put leased items back as if they had not been handed out, due as they were; the delivery is not counted.
+    def give_back(self, leases: Iterable[tuple[int, str]]) -> None:
+        """Put leased items back as if they had not been handed out: due as they were, and no delivery is counted.
 
-        Return how many: those whose lease has ended, or is another one, are left as they are.
+        Those whose leases have ended, or are others, are left as they are.
         """
         several(leases, "leases")
-        given: int = self._wait(self.submit(GiveBack(tuple(leases))))
-        return given
+        self._wait(self.submit(GiveBack(tuple(leases))))
 
     @checked(item_id=integer)
     def requeue(
@@ -236,16 +235,19 @@ class DelayQueue:
 
     # ------------------------------------------------------------------ looking
 
-    @checked(count=positive)
-    def peek(self, count: int = 1) -> list[Peeked]:
-        """Return the pending items that come first, also if they are not due yet."""
-        head: list[Peeked] = self._look(lambda state, _now: peeked(state.head(count)))
+    @checked(count=positive, bytes_max=optional(positive))
+    def peek(self, count: int = 1, *, bytes_max: int | None = None) -> list[Peeked]:
+        """Return the pending items that come first, also if they are not due yet.
+
+        With ``bytes_max``, no more than have values of so many bytes together, but one at least.
+        """
+        head: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.head(count), bytes_max)))
         return head
 
-    @checked(count=positive, after=integer)
-    def dead(self, count: int = 100, *, after: int = 0) -> list[Peeked]:
-        """Return dead letters by rising ids: at most ``count``, with ids above ``after``."""
-        letters: list[Peeked] = self._look(lambda state, _now: peeked(state.letters(count, after)))
+    @checked(count=positive, after=integer, bytes_max=optional(positive))
+    def dead(self, count: int = 100, *, after: int = 0, bytes_max: int | None = None) -> list[Peeked]:
+        """Return dead letters by rising ids: at most ``count``, with ids above ``after``; ``bytes_max`` as of peek."""
+        letters: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.letters(count, after), bytes_max)))
         return letters
 
     @checked(item_id=integer)

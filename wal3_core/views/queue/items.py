@@ -94,13 +94,14 @@ class Enqueued:
 
     ``advanced`` says that the deadline asked for lay before that of an item of its priority that was handed out
     already; it is that one's then. ``duplicate``: an item with the same ``dedupe_key`` is in the queue since earlier,
-    and this is that one.
+    and this is that one; ``dead``: it is among the dead letters, so nothing is done until it is kicked or purged.
     """
 
     id: int
     deadline_us: int
     advanced: bool = False
     duplicate: bool = False
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, instance_of, integer, make_plain, optional, record_bytes, several, text
 from wal3_core.errors import InvalidRequestError
@@ -51,16 +51,24 @@ class Enqueue:
 class Dequeue:
     """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first. Its result: a list of Leased.
 
-    To cancel its future takes it out of the line. What it was served by then is given back: see ``GiveBack``.
+    Their values have at most ``bytes_max`` bytes together, unless the first alone has more. To cancel its future takes
+    it out of the line; what it was served by then is given back.
     """
 
     count: int = 1
     timeout_s: float = 0.0
     lease_s: float | None = None
+    bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type or out of range."""
-        make_plain(self, count=positive, timeout_s=_a_timeout, lease_s=optional(_a_lease_time))
+        make_plain(
+            self,
+            count=positive,
+            timeout_s=_a_timeout,
+            lease_s=optional(_a_lease_time),
+            bytes_max=optional(positive),
+        )
         if self.count > ITEMS_MAX:
             message = f"dequeue: expected a count of at most {ITEMS_MAX}, found {self.count}"
             raise InvalidRequestError(message)
@@ -71,43 +79,37 @@ def _a_timeout(value: object, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Remove leased items, all or none; each is an id and a token. Its result is None."""
+class _OfLeases:
+    """Leased items; each is an id and a token."""
 
     leases: tuple[tuple[int, str], ...]
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
-        object.__setattr__(self, "leases", _pairs(self.leases, "release"))
+        several(self.leases, "leases")
+        plain = []
+        for lease in self.leases:
+            if not isinstance(lease, tuple | list) or len(lease) != 2:  # noqa: PLR2004 - a pair
+                message = f"leases: expected pairs of an id and a token, found {type(lease).__name__}"
+                raise InvalidRequestError(message)
+            plain.append((integer(lease[0], "id"), text(lease[1], "token")))
+        if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
+            message = f"{type(self).__name__.lower()}: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
+            raise InvalidRequestError(message)
+        object.__setattr__(self, "leases", tuple(plain))
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
-    """Put leased items back as if they had not been handed out; each is an id and a token.
+class Release(_OfLeases):
+    """Remove leased items, all or none. Its result is None."""
 
-    They are due as they were, and the delivery is not counted. Its result is how many: those whose lease has ended, or
-    is another one, are left as they are.
+
+@dataclass(frozen=True, slots=True)
+class GiveBack(_OfLeases):
+    """Put items back that no caller has got: they count as not handed out. Its result is None.
+
+    Items whose leases have ended are left as they are.
     """
-
-    leases: tuple[tuple[int, str], ...]
-
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        object.__setattr__(self, "leases", _pairs(self.leases, "give back"))
-
-
-def _pairs(leases: object, what: str) -> tuple[tuple[int, str], ...]:
-    several(leases, "leases")
-    plain = []
-    for lease in cast("Iterable[object]", leases):
-        if not isinstance(lease, tuple | list) or len(lease) != 2:  # noqa: PLR2004 - a pair
-            message = f"leases: expected pairs of an id and a token, found {type(lease).__name__}"
-            raise InvalidRequestError(message)
-        plain.append((integer(lease[0], "id"), text(lease[1], "token")))
-    if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
-        message = f"{what}: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
-        raise InvalidRequestError(message)
-    return tuple(plain)
 
 
 @dataclass(frozen=True, slots=True)

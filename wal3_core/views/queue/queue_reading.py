@@ -12,7 +12,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.queue.answering import peeked
+from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.clock import QueueClock
 from wal3_core.views.queue.items import positive
 from wal3_core.views.queue.loading import CURSOR, QueueLoader, expecting_a_queue
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue.items import Peeked, QueueStats
+    from wal3_core.views.queue.definition import QueueDefinition
+    from wal3_core.views.queue.items import ItemStats, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
     from wal3_core.views.queue.runs import Row
 
@@ -51,18 +52,50 @@ def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = 
     return loaded.state.stats(clock.now_ms(), 0)
 
 
-@checked(store=a_store, log=check_log_name, count=positive, runtime=optional(a_runtime))
-def read_queue_head(store: ObjectStore, log: str, count: int = 1, *, runtime: Runtime | None = None) -> list[Peeked]:
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def read_queue_definition(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueDefinition:
+    """Return what holds for a queue's items, by its log as of now."""
+    return _load(store, log, runtime).definition
+
+
+@checked(store=a_store, log=check_log_name, item_id=integer, runtime=optional(a_runtime))
+def read_queue_item(store: ObjectStore, log: str, item_id: int, *, runtime: Runtime | None = None) -> ItemStats:
+    """Return what is known of an item, as ``DelayQueue.item`` does, by the queue's log as of now."""
+    return _load(store, log, runtime).item_stats(item_id)
+
+
+def _load(store: ObjectStore, log: str, runtime: Runtime | None) -> QueueState:
+    with expecting_a_queue():
+        return QueueLoader(store, log, ReaderOptions(), runtime or shared_runtime()).load().state
+
+
+@checked(store=a_store, log=check_log_name, count=positive, bytes_max=optional(positive), runtime=optional(a_runtime))
+def read_queue_head(
+    store: ObjectStore, log: str, count: int = 1, *, bytes_max: int | None = None, runtime: Runtime | None = None
+) -> list[Peeked]:
     """Return the pending items that come first, as ``DelayQueue.peek`` does, by the queue's log as of now."""
-    return _read_items(store, log, lambda state: state.head(count), runtime)
+    return _read_items(store, log, lambda state: fitting(state.head(count), bytes_max), runtime)
 
 
-@checked(store=a_store, log=check_log_name, count=positive, after=integer, runtime=optional(a_runtime))
+@checked(
+    store=a_store,
+    log=check_log_name,
+    count=positive,
+    after=integer,
+    bytes_max=optional(positive),
+    runtime=optional(a_runtime),
+)
 def read_queue_dead(
-    store: ObjectStore, log: str, count: int = 100, *, after: int = 0, runtime: Runtime | None = None
+    store: ObjectStore,
+    log: str,
+    count: int = 100,
+    *,
+    after: int = 0,
+    bytes_max: int | None = None,
+    runtime: Runtime | None = None,
 ) -> list[Peeked]:
     """Return dead letters by rising ids, as ``DelayQueue.dead`` does, by the queue's log as of now."""
-    return _read_items(store, log, lambda state: state.letters(count, after), runtime)
+    return _read_items(store, log, lambda state: fitting(state.letters(count, after), bytes_max), runtime)
 
 
 def _read_items(

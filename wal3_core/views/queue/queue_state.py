@@ -6,6 +6,7 @@ these are durable. When they are not, the state is wrong, and is loaded again fr
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, QueueFullError, StaleTokenError, UnknownItemError
@@ -73,7 +74,8 @@ class QueueState(HeldItems):
         new = {item.dedupe_key for item in items if item.dedupe_key not in self.ids_by_key} - {None}
         added = len(new) + sum(item.dedupe_key is None for item in items)
         if limits.items_max is not None and len(self) + added > limits.items_max:
-            message = f"queue: expected at most {limits.items_max} items, found {len(self)} and {added} more"
+            dead = f" ({len(self.dead)} of them dead letters: kick or purge these)" if self.dead else ""
+            message = f"queue: expected at most {limits.items_max} items, found {len(self)}{dead} and {added} more"
             raise QueueFullError(message)
         return [self._enqueue(item, turn) for item in items]
 
@@ -81,7 +83,8 @@ class QueueState(HeldItems):
         known = None if item.dedupe_key is None else self.ids_by_key.get(item.dedupe_key)
         if known is not None:
             turn.must_be_durable = True
-            return Enqueued(known, self.named_deadline_ms(known) * US_PER_MS, duplicate=True)
+            deadline_us = self.named_deadline_ms(known) * US_PER_MS
+            return Enqueued(known, deadline_us, duplicate=True, dead=known in self.dead)
         self.last_id += 1
         item_id = self.last_id
         deadline_ms, advanced = self._deadline(item.deadline_us, item.delay_s, item.priority, turn.now_ms)
@@ -146,19 +149,6 @@ class QueueState(HeldItems):
         for item_id, _ in leases:
             self._remove(self.leased.pop(item_id).row, turn)
 
-    def give_back(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> int:
-        """Put leased items back as if they had not been handed out, those that still are; return how many."""
-        held = [(lease, token) for item_id, token in leases if (lease := self.leased.get(item_id)) is not None]
-        given = [lease for lease, token in held if lease.token.hex() == token]
-        for lease in given:
-            row = self.leased.pop(lease.row.id).row
-            # Items of its priority that were handed out since do not come after it.
-            deadline_ms = max(row.deadline_ms, self.floors_ms.get(lease.priority, 0))
-            row = row._replace(deadline_ms=deadline_ms, deliveries=row.deliveries - 1)
-            self._save(encoding.PENDING, row, turn)
-            self.add_pending(row, lease.priority)
-        return len(given)
-
     def _remove(self, row: Row, turn: Turn) -> None:
         turn.add(id_key(encoding.VALUE, row.id), None)
         turn.add(id_key(encoding.STATE, row.id), None)
@@ -185,6 +175,17 @@ class QueueState(HeldItems):
         row = row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
         self._come_back(row, lease.priority, turn)
         return Enqueued(wanted.id, deadline_ms * US_PER_MS, advanced=advanced)
+
+    def give_back(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> None:
+        """Put leased items back where they were, as if they had not been handed out; those leased no more stay."""
+        for item_id, token in leases:
+            with contextlib.suppress(StaleTokenError):
+                row, priority, _, _ = self.held(item_id, token, turn.now_ms)
+                del self.leased[item_id]
+                deadline_ms = max(row.deadline_ms, self.floors_ms.get(priority, 0))
+                row = row._replace(deadline_ms=deadline_ms, deliveries=row.deliveries - 1)
+                self._save(encoding.PENDING, row, turn)
+                self.add_pending(row, priority)
 
     def _come_back(self, row: Row, priority: int, turn: Turn) -> None:
         """Put an item in line again, or among the dead letters if it was handed out as often as it may be."""

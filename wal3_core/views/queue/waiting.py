@@ -59,7 +59,8 @@ class Line:
         self._waiters: deque[Waiter] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        """Return how many wait; those who gave up leave with the next turn."""
+        return sum(not each.future.cancelled() for each in self._waiters)
 
     def join(self, operation: Dequeue, future: Future[Any]) -> None:
         """Add a call; its time begins now."""
