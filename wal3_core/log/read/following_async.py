@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from wal3_core.errors import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
     from concurrent.futures import Future
 
     from wal3_core.log.read.following import Following
     from wal3_core.model.record import Record
 
 T = TypeVar("T")
+P = ParamSpec("P")
+O = TypeVar("O", bound="_HasCalls")  # noqa: E741 - an object
 
 # Held at a time, on top of the fragments that the reader prefetches.
 _RECORDS_MAX = 256
@@ -48,11 +50,7 @@ class Calls:
         """
         import asyncio  # noqa: PLC0415 - its callers have it; for others it would be an eighth of the library's import
 
-        if self._threads is None:
-            # Not the loop's own executor: most calls wait, and would keep its few threads.
-            self._threads = ThreadPoolExecutor(self._threads_max, thread_name_prefix=self._name)
-        threads = self._threads
-        under_way = threads.submit(call)
+        threads, under_way = self._begin(call)
         try:
             return await asyncio.wrap_future(under_way)
         except asyncio.CancelledError:
@@ -63,6 +61,19 @@ class Calls:
                 if wake is not None:
                     wake()
             raise
+
+    def _begin(self, call: Callable[[], T]) -> tuple[ThreadPoolExecutor, Future[T]]:
+        while True:
+            threads = self._threads
+            if threads is None:
+                # Not the loop's own executor: most calls wait, and would keep its few threads.
+                self._threads = threads = ThreadPoolExecutor(self._threads_max, thread_name_prefix=self._name)
+            try:
+                return threads, threads.submit(call)
+            except RuntimeError:
+                # Closed by another thread just now; or else the interpreter ends.
+                if self._threads is threads:
+                    raise
 
     def close(self) -> None:
         """End the threads, each after the call that it is making. A later call begins others."""
@@ -100,3 +111,20 @@ async def in_thread(following: Following) -> AsyncGenerator[Record, None]:
                 yield record
     finally:
         calls.close()
+
+
+class _HasCalls(Protocol):
+    _async: Calls
+
+
+def awaited(method: Callable[Concatenate[O, P], T]) -> Callable[Concatenate[O, P], Coroutine[Any, Any, T]]:
+    """Make a method for asyncio of one that blocks: it is called in one of the threads that its object has for that."""
+
+    @wraps(method)
+    async def call(made_for: O, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await made_for._async.made(partial(method, made_for, *args, **kwargs))  # noqa: SLF001 - what it is for
+
+    call.__name__ += "_async"
+    call.__qualname__ += "_async"
+    call.__doc__ = f"Await ``{method.__name__}``."
+    return call

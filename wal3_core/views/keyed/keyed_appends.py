@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, several, wrong
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
+from wal3_core.log.read.following_async import Calls, awaited
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.runtime import Outcome
@@ -17,7 +18,7 @@ from wal3_core.views.keyed.key_reader import KeyReader
 from wal3_core.views.keyed.key_tails import KeyTails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.keyed.keyed_options import KeyedOptions
 
+# Of asyncio, at a time.
+_CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
 
@@ -40,6 +43,7 @@ class KeyedAppends:
         self._runtime = runtime
         self._keys = KeyReader(store, log, options, runtime)
         self._tails = KeyTails(self._keys)
+        self._async, self._submitting = Calls("wal3-keyed", _CALLS_MAX), Calls("wal3-keyed-appends")
         self._lock = runtime.lock()
         self._writer: LogWriter | None = None
         # What those wait for who wait no longer than they said.
@@ -124,6 +128,22 @@ class KeyedAppends:
         expected = _expected(expect_tails)
         return self._append(messages, expected, await_durable=await_durable, timeout_s=timeout_s)
 
+    async def append_async(self, key: bytes, value: bytes | None, *, expect_tail: int | None = None) -> LogPosition:
+        """Await ``append``. To cancel it does not withdraw an append that has begun."""
+        return await self._durable(lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False))
+
+    async def append_batch_async(
+        self, records: Iterable[tuple[bytes, bytes | None]], *, expect_tails: Mapping[bytes, int] | None = None
+    ) -> LogPosition:
+        """Await ``append_batch``, as ``append_async``."""
+        return await self._durable(lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False))
+
+    async def _durable(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
+        import asyncio  # noqa: PLC0415 - as in ``Calls``
+
+        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
+        return await asyncio.wrap_future(await self._submitting.made(submit))
+
     def _append(
         self,
         records: Sequence[Message],
@@ -171,6 +191,19 @@ class KeyedAppends:
                 self._runtime.wait(outcome)
         if writer is not None:
             writer.close()
+        self._async.close()
+        self._submitting.close()
+
+    close_async = awaited(close)
+    """Await ``close``."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from wal3_core.arguments import checked, flag, instance_of, integer, optional, r
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
+from wal3_core.log.read.following_async import awaited, in_thread
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
@@ -27,9 +28,10 @@ from wal3_core.views.keyed.keyed_scan import KeyedScan, ScanBounds
 from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from wal3_core.log.read.consumed import ConsumerStart
+    from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
@@ -49,6 +51,8 @@ _SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
 
 class KeyedLog(KeyedAppends):
     """Appends and reads by key. Safe to share between threads; a context manager, which closes its writer.
+
+    In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
 
     Ranges are [start, limit), or as ``Excluded`` and ``Included`` say. A range of offsets is cut to what the log holds:
     it is empty beside that, and without a start or limit it begins with the log's first record, or ends with its last
@@ -101,6 +105,9 @@ class KeyedLog(KeyedAppends):
         bounds = OffsetRange.between(start, limit)
         return self._scan(KeyMatch.of(key), bounds, records_max=records_max, bytes_max=bytes_max)
 
+    scan_async = awaited(scan)
+    """Await ``scan``; then go through it by ``async for``."""
+
     @checked(prefix=record_bytes, **_SIZE)
     def scan_prefix(
         self,
@@ -114,6 +121,9 @@ class KeyedLog(KeyedAppends):
         """Go through the records of all keys that begin with a prefix, in the order of the log; else as ``scan``."""
         bounds = OffsetRange.between(start, limit)
         return self._scan(KeyMatch.of_prefix(prefix), bounds, records_max=records_max, bytes_max=bytes_max)
+
+    scan_prefix_async = awaited(scan_prefix)
+    """Await ``scan_prefix``; then go through it by ``async for``."""
 
     @checked(**_SIZE)
     def scan_keys(
@@ -132,6 +142,9 @@ class KeyedLog(KeyedAppends):
         """
         match, bounds = KeyMatch.between(start_key, limit_key), OffsetRange.between(start, limit)
         return self._scan(match, bounds, records_max=records_max, bytes_max=bytes_max)
+
+    scan_keys_async = awaited(scan_keys)
+    """Await ``scan_keys``; then go through it by ``async for``."""
 
     def _scan(
         self, match: KeyMatch, offsets: OffsetRange, *, records_max: int | None, bytes_max: int | None
@@ -167,6 +180,9 @@ class KeyedLog(KeyedAppends):
 
         return self._keys.steady(OffsetRange.between(start, limit), listed)
 
+    keys_async = awaited(keys)
+    """Await ``keys``."""
+
     @checked(key=record_bytes)
     def tail(self, key: bytes) -> int:
         """Return the offset of the last record of a key in the log, 0 for none: what ``expect_tail`` compares with.
@@ -174,6 +190,9 @@ class KeyedLog(KeyedAppends):
         Reads the log backwards from its end; once it has, only what was appended since.
         """
         return self._tails.find(key)[0]
+
+    tail_async = awaited(tail)
+    """Await ``tail``."""
 
     @checked(key=record_bytes, approximate=flag)
     def count(
@@ -196,6 +215,9 @@ class KeyedLog(KeyedAppends):
         manifest = self._keys.manifest()
         return Bounding(self._keys, match, *offsets.within(manifest)).estimate(manifest).estimate
 
+    count_async = awaited(count)
+    """Await ``count``."""
+
     @checked(key=record_bytes, requests_max=integer)
     def count_bounds(
         self,
@@ -215,6 +237,9 @@ class KeyedLog(KeyedAppends):
         manifest = self._keys.manifest() if requests_max > 0 else self._keys.known
         return Bounding(self._keys, KeyMatch.of(key), *offsets.within(manifest)).bound(manifest, requests_max - 1)
 
+    count_bounds_async = awaited(count_bounds)
+    """Await ``count_bounds``."""
+
     @checked(cursor=check_cursor_name, key=record_bytes)
     def lag(self, cursor: str, key: bytes) -> int:
         """Count a key's records at or after the position of a cursor of the log, exactly.
@@ -227,6 +252,9 @@ class KeyedLog(KeyedAppends):
             message = f"log {self._log}: expected a cursor {cursor}, found none"
             raise InvalidRequestError(message)
         return self.count(key, witness.cursor.position.offset)
+
+    lag_async = awaited(lag)
+    """Await ``lag``."""
 
     @checked(name=check_cursor_name, prefix=record_bytes, start=consumer_start)
     def consumer(self, name: str, *, prefix: bytes = b"", start: ConsumerStart = "beginning") -> KeyedConsumer:
@@ -247,6 +275,9 @@ class KeyedLog(KeyedAppends):
         )
         return open_consumer(self._keys, opening, self._log, prefix)
 
+    consumer_async = awaited(consumer)
+    """Await ``consumer``."""
+
     @checked(
         key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
     )
@@ -262,8 +293,25 @@ class KeyedLog(KeyedAppends):
 
         All followers of a log in a process look at it together, and read each new fragment once.
         """
+        yield from self._followed(key, prefix, start, idle_s).records()
+
+    @checked(
+        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
+    )
+    def follow_async(
+        self,
+        key: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        start: int | None = None,
+        idle_s: float | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
+        return in_thread(self._followed(key, prefix, start, idle_s))
+
+    def _followed(self, key: bytes | None, prefix: bytes | None, start: int | None, idle_s: float | None) -> Following:
         if (key is None) == (prefix is None):
             message = "follow: expected a key or a prefix, found " + ("neither" if key is None else "both")
             raise InvalidRequestError(message)
         match = KeyMatch.of(key) if key is not None else KeyMatch.of_prefix(prefix or b"")
-        yield from follow_keys(self._keys, match, start, idle_s).records()
+        return follow_keys(self._keys, match, start, idle_s)
