@@ -79,7 +79,7 @@ class _Part(NamedTuple):
 class _Open(NamedTuple):
     """What is not known exactly: how wide (the widest first), a number to tell equal ones apart, the pointer.
 
-    ``part`` says what a key roll-up tells of it.
+    ``part`` is what a key roll-up says of it.
     """
 
     negative: int

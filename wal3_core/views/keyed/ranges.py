@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wal3_core.arguments import integer, record_bytes, wrong
+from wal3_core.arguments import integer, make_plain, record_bytes, wrong
 from wal3_core.log.read.scan import check_start
 from wal3_core.model.strict_json import U64_MAX
 
@@ -17,16 +17,24 @@ B = TypeVar("B", int, bytes)
 
 @dataclass(frozen=True, slots=True)
 class Included(Generic[B]):
-    """A bound that belongs to its range; so does a start that is given alone."""
+    """A bound that belongs to its range, an offset or a key; so does a start that is given alone."""
 
     value: B
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, value=_offset_or_key)
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded(Generic[B]):
-    """A bound that does not belong to its range; nor does a limit that is given alone."""
+    """A bound that does not belong to its range, an offset or a key; nor does a limit that is given alone."""
 
     value: B
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, value=_offset_or_key)
 
 
 OffsetBound = int | Included[int] | Excluded[int]
@@ -98,6 +106,10 @@ class OffsetRange:
             check_start(manifest, self.start)
         begin = max(first, self.start)
         return begin, max(begin, end if self.limit is None else min(self.limit, end))
+
+
+def _offset_or_key(value: object, name: str) -> object:
+    return record_bytes(value, name) if isinstance(value, bytes | bytearray | memoryview) else integer(value, name)
 
 
 def _value(bound: object) -> object:
