@@ -176,6 +176,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.keyed.keyed_log import KeyedLog as KeyedLog
     from wal3_core.views.keyed.keyed_options import KeyedOptions as KeyedOptions
     from wal3_core.views.keyed.keyed_scan import KeyedScan as KeyedScan
+    from wal3_core.views.keyed.ranges import Excluded as Excluded
+    from wal3_core.views.keyed.ranges import Included as Included
     from wal3_core.views.queue.definition import QueueDefinition as QueueDefinition
     from wal3_core.views.queue.delay_queue import DelayQueue as DelayQueue
     from wal3_core.views.queue.items import Enqueued as Enqueued
@@ -267,6 +269,7 @@ _HOMES = {
     "KeyedLog": "wal3_core.views.keyed.keyed_log",
     "KeyedOptions": "wal3_core.views.keyed.keyed_options",
     "KeyedScan": "wal3_core.views.keyed.keyed_scan",
+    **dict.fromkeys(("Excluded", "Included"), "wal3_core.views.keyed.ranges"),
     "Lag": "wal3_core.log.read.consumed",
     "Limits": "wal3_core.options",
     "LogAt": "wal3_core.log.maintain.copier",

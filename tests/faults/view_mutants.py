@@ -88,7 +88,7 @@ READER_MUTANTS = (
     ),
     Mutation(
         "a scan by key that ends early continues behind its range",
-        "wal3_core.views.keyed.keyed_scan:KeyedScan._read",
+        "wal3_core.views.keyed.keyed_scan:KeyedScan.__next__",
         "self.next_offset = record.offset + 1",
         "self.next_offset = record.offset + 2",
     ),

@@ -127,8 +127,10 @@ class Looking:
         scan = log.scan_prefix(PREFIX, self.prefix.place or None, records_max=dice.choice((None, 1, 5)))
         # What is dropped later it has, or it raises.
         made_s = stage.simulation.now_s
-        if not self.prefix.place:
-            self.prefix.place = scan.next_offset
+        if scan.start > self.prefix.place:
+            # What was collected since the last scan is not given, and the scan says so.
+            stage.world.fired["read too late"] += self.prefix.place > 0
+            self.prefix.place = scan.start
         pause_s = dice.choice((0.0, 0.0, 1.0))
         for record in scan:
             self.prefix.see(stage, record, _of_prefix, as_of_s=made_s)

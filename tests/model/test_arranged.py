@@ -27,6 +27,7 @@ from wal3_core.errors import CorruptError
 from wal3_core.model import parquet
 from wal3_core.model.parquet.columns import ARRANGED
 from wal3_core.model.parquet.key_groups import GROUP_BYTES, GROUPS_MAX, KEY_GROUPS
+from wal3_core.views.keyed.ranges import KeyMatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,8 @@ def test_arranged_records_decode_as_any_others_and_by_key(messages: list[Message
     found = arrangement_of(data, pointer)
     for wanted in [key for key in KEYS if key is not None] + [b"c", b"b"]:
         for prefix in (False, True):
-            numbers = found.span(wanted, prefix=prefix)
+            match = KeyMatch.of_prefix(wanted) if prefix else KeyMatch.of(wanted)
+            numbers = found.span(match.start, match.limit)
             part = []
             if numbers:
                 table = parquet.decode_groups(memoryview(data), pointer, found, numbers, expanded_bytes_max=GIB)
@@ -98,10 +100,10 @@ def test_rows_of_the_file_lie_by_key_and_offset_in_groups_of_sixty_four_kilobyte
     assert max(sizes) < 2 * GROUP_BYTES
     assert sum(sizes) / len(sizes) > GROUP_BYTES / 2
     # A key that is smaller than a group lies in one, and one of 300 kB in few, which follow one another.
-    assert [len(found.span(b"key %03d" % number)) for number in (3, 24, 26)] == [1, 1, 1]
-    assert 5 <= len(found.span(b"key 025")) <= 7
-    assert len(found.span(b"key 0251")) <= 1
-    assert found.span(b"key ", prefix=True) == range(len(found.groups))
+    assert [len(found.span(b"key %03d" % number, b"key %03d\0" % number)) for number in (3, 24, 26)] == [1, 1, 1]
+    assert 5 <= len(found.span(b"key 025", b"key 025\0")) <= 7
+    assert len(found.span(b"key 0251", b"key 0251\0")) <= 1
+    assert found.span(b"key ", b"key!") == found.span(b"", None) == range(len(found.groups))
 
 
 @pytest.mark.slow

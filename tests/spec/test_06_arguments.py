@@ -5,6 +5,7 @@ The calls are made from the signatures of everything in ``wal3_core.__all__``: a
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from dataclasses import dataclass
 from enum import Enum
@@ -62,10 +63,11 @@ from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from wal3_core.storage.object_store import ObjectStore
 
+LIMIT_S = 30
 # Many cases: some seconds.
 pytestmark = pytest.mark.slow
 
@@ -183,10 +185,18 @@ def objects_of(store: MemoryStore) -> dict[str, bytes | None]:
 
 def refused(call: Callable[..., object], given: dict[str, object], name: str) -> bool:
     try:
-        call(**given)
+        answer = call(**given)
+        if inspect.isasyncgen(answer):
+            answer = anext(answer)
+        if inspect.isawaitable(answer):
+            asyncio.run(_awaited(answer))
     except InvalidRequestError as error:
         return name in str(error)
     return False
+
+
+async def _awaited(answer: Awaitable[object]) -> None:
+    await asyncio.wait_for(answer, LIMIT_S)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in entries()])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING
 
-from wal3_core import KeyedLog, KeyedOptions, LogReader, WriterOptions
+from wal3_core import Excluded, Included, KeyedLog, KeyedOptions, LogReader, WriterOptions
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def check_queries(log: KeyedLog, held: Sequence[Record], bounds: tuple[int, int]
         wanted = [record for record in inside if record.key is not None and record.key.startswith(prefix)]
         assert list(log.scan_prefix(prefix, start, limit)) == wanted
         assert log.keys(prefix, start, limit) == sorted(key for key in counted if key.startswith(prefix))
+    for low, high in product([b"", b"a", b"a\0", b"k" * 70], repeat=2):
+        wanted = [record for record in inside if record.key is not None and low <= record.key < high]
+        assert list(log.scan_keys(low, high, start, limit)) == wanted
+        wanted = [record for record in inside if record.key is not None and low < record.key <= high]
+        assert list(log.scan_keys(Excluded(low), Included(high), start, limit)) == wanted
 
 
 def restored_under(store: MemoryStore, work: Callable[[], object]) -> None:

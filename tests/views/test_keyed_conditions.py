@@ -19,10 +19,12 @@ from tests.views.keyed_queries import LOG, OPTIONS, TREE, restored_under
 from wal3_core import (
     ClosedError,
     ContentionError,
+    InvalidRequestError,
     KeyedLog,
     KeyedOptions,
     LogPosition,
     LogWriter,
+    OverloadedError,
     ReaderOptions,
     TailMismatchError,
     UnavailableError,
@@ -33,6 +35,7 @@ from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
 WAIT_S = 30
@@ -102,6 +105,69 @@ def test_record_of_the_key_that_comes_between_refuses_the_append(
         else:
             assert isinstance(error, TailMismatchError)
             assert (error.tail, bodies) == (2, [b"1", b"theirs"])
+
+
+def hanging(store: MemoryStore, *, at: Callable[[str, str], bool]) -> tuple[FaultyStore, threading.Event]:
+    """A store that answers some requests only when it is let."""
+    go_on = threading.Event()
+
+    def hold(kind: str, path: str) -> None:
+        if at(kind, path):
+            assert go_on.wait(WAIT_S)
+
+    return FaultyStore(store, before=hold), go_on
+
+
+@pytest.mark.parametrize("expect_tail", [None, 0])
+def test_append_that_is_not_awaited_ends_when_the_store_is_silent_at_its_first_request(
+    memory_store: MemoryStore, expect_tail: int | None
+) -> None:
+    KeyedLog.open_or_initialize(memory_store, LOG).close()
+    is_silent = threading.Event()
+    store, go_on = hanging(memory_store, at=lambda _kind, _path: is_silent.is_set())
+    with KeyedLog.open(store, LOG) as log:
+        is_silent.set()
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="nothing was appended"):
+                log.append(b"k", b"never", expect_tail=expect_tail, await_durable=False, timeout_s=0.05)
+        # Its writer is opened once, however many have asked for it.
+        assert sum(thread.name == "wal3-keyed-open" for thread in threading.enumerate()) == 1
+        go_on.set()
+
+        future = log.append_batch([(b"k", b"1")], await_durable=False, timeout_s=WAIT_S)
+        assert future.result(WAIT_S).offset == 1
+        assert [record.body for record in log.scan(b"k")] == [b"1"]
+
+
+def test_conditional_append_whose_caller_waits_no_longer_is_not_appended_later(memory_store: MemoryStore) -> None:
+    is_silent = threading.Event()
+    store, go_on = hanging(memory_store, at=lambda _kind, _path: is_silent.is_set())
+    with KeyedLog.open_or_initialize(store, LOG) as log:
+        log.append(b"k", b"1")
+        is_silent.set()
+        with pytest.raises(UnavailableError, match="nothing was appended"):
+            log.append(b"k", b"never", expect_tail=1, await_durable=False, timeout_s=0.05)
+        go_on.set()
+
+        assert log.append(b"k", b"2", expect_tail=1).offset == 2
+    assert KeyedLog.open(memory_store, LOG).count(b"k") == 2
+
+
+def test_append_that_is_not_awaited_ends_when_there_is_no_room(memory_store: MemoryStore) -> None:
+    store, go_on = hanging(memory_store, at=lambda kind, path: kind == "create" and "FragmentSeqNo" in path)
+    options = KeyedOptions(writer=WriterOptions(bytes_held_max=1000), append_timeout_s=0.05)
+    with KeyedLog.open_or_initialize(store, LOG, options=options) as log:
+        first = log.append(b"k", bytes(900), await_durable=False, timeout_s=WAIT_S)
+        for more in ({}, {b"other": 0}):
+            with pytest.raises(OverloadedError):
+                # It is raised at once, or where the try is waited for that came too late.
+                log.append_batch([(b"k", bytes(900))], expect_tails=more, await_durable=False).result(WAIT_S)
+        go_on.set()
+
+        assert first.result(WAIT_S).offset == 1
+        with pytest.raises(InvalidRequestError, match="expected none for an append that is awaited"):
+            log.append(b"k", b"2", timeout_s=1)  # type: ignore[call-overload]  # of a wrong kind
+    assert KeyedLog.open(memory_store, LOG).count(b"k") == 1
 
 
 def test_conditional_append_gives_up_after_its_tries(memory_store: MemoryStore) -> None:

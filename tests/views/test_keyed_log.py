@@ -38,6 +38,8 @@ from wal3_core.views.keyed import key_reader
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, KeyReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -257,6 +259,83 @@ def test_bounds_keep_to_their_requests_and_only_narrow(memory_store: MemoryStore
         if budget == 0:
             assert found.hi == 45
     assert found.exact
+
+
+def fragments_read(store: ObjectStore, query: Callable[[KeyedLog], int]) -> tuple[int, int]:
+    """Ask a log that has nothing in memory; return the answer, and how many fragments were asked for."""
+    # What an earlier log of this process has read must not help.
+    gc.collect()
+    faulty, paths = FaultyStore(store), set[str]()
+    faulty.before = lambda _, path: paths.add(path)
+    answer = query(KeyedLog.open(faulty, LOG))
+    return answer, sum("FragmentSeqNo" in path for path in paths)
+
+
+@pytest.mark.parametrize("num_keys", [1, 7, 40, 200])
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_estimate_is_within_twenty_percent_on_keys_that_are_evenly_spread(
+    memory_store: MemoryStore, num_keys: int, *, in_turns: bool
+) -> None:
+    keys = [b"%d" % (number % num_keys) for number in range(12_000)]
+    if not in_turns:
+        random.Random(num_keys).shuffle(keys)
+    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+        for at in range(0, len(keys), 100):
+            writer.append_many([Message(b"x", key) for key in keys[at : at + 100]])
+
+    for key, (start, limit) in ((b"0", (1, 12_001)), (b"%d" % (num_keys - 1), (1_500, 9_000))):
+        exact = keys[start - 1 : limit - 1].count(key)
+        found, num_fragments = fragments_read(
+            memory_store, lambda log, k=key, a=start, b=limit: log.count(k, a, b, approximate=True)
+        )
+        assert abs(found - exact) <= exact / 5, f"{found}, of {exact}"
+        assert num_fragments <= 32
+    absent, _ = fragments_read(memory_store, lambda log: log.count(b"absent", approximate=True))
+    assert absent <= 12_000 / num_keys * (num_keys > 7)
+
+
+@pytest.mark.slow
+def test_estimate_of_a_log_with_key_roll_ups_reads_few_fragments_and_none_without_the_key(
+    memory_store: MemoryStore,
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+        for number in range(80):
+            rows = [Message(LARGE[:20_000], b"%d" % (key * 40 + number % 40)) for key in range(8)]
+            writer.append_many(rows)
+    PolicyStore(memory_store, LOG).change(lambda _: Policy(arrange_by_key=True, compacted_fragment_bytes=2**16))
+    KeyCompactor(memory_store, LOG, options=KeyCompactorOptions(snapshots=SMALL)).compact(force=True)
+
+    found, num_fragments = fragments_read(memory_store, lambda log: log.count(b"47", approximate=True))
+
+    assert (found, num_fragments <= 2) == (2, True), num_fragments
+
+
+def test_records_without_a_key_are_passed_and_counted_and_logged_once_with_their_offsets(
+    memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+        log.append(b"a", b"1")
+        with LogWriter.open(memory_store, LOG) as writer:
+            writer.append_many([Message(b"stray"), Message(b"3", b"a"), Message(b"stray", None)])
+            writer.append(b"stray")
+        log.append(b"a", b"6")
+        consumer = log.consumer("c")
+
+        assert [record.offset for record in log.scan(b"a")] == [1, 3, 6]
+        assert log.num_strays == 3
+        assert [record.offset for record in log.scan_prefix(b"")] == [1, 3, 6]
+        assert [record.offset for record in log.follow(prefix=b"", idle_s=0)] == [1, 3, 6]
+        assert (log.count(b"a"), log.tail(b"a"), log.keys(), consumer.lags()) == (3, 6, [b"a"], {b"a": 3})
+        for record in consumer.follow(idle_s=0):
+            consumer.finish(record)
+        consumer.save()
+        assert consumer.floor == 7
+        log.append(b"a", b"7", expect_tail=6)
+        # Another log of this process has read nothing of its own.
+        assert [record.offset for record in KeyedLog.open(memory_store, LOG).scan(b"a")] == [1, 3, 6, 7]
+        assert log.num_strays == 3
+    lines = [record.getMessage() for record in caplog.records if record.name == "wal3.reader"]
+    assert sorted(line.partition("offsets ")[2] for line in lines) == ["2, 4", "5"]
 
 
 def test_key_that_is_in_each_fragment_costs_a_read_of_each_and_one_that_is_in_few_costs_their_bodies_alone(

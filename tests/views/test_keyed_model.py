@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -18,6 +19,8 @@ from tests.views.keyed_queries import KEYS, LOG, OPTIONS, check_queries, open_ke
 from wal3_core import (
     Cleanup,
     CursorStore,
+    Excluded,
+    Included,
     KeyCompactor,
     KeyCompactorOptions,
     KeyedLog,
@@ -26,7 +29,7 @@ from wal3_core import (
     LogReader,
     Policy,
 )
-from wal3_core.errors import CorruptError, GarbageCollectedError
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.collect.collection import collect
 from wal3_core.model.parquet import key_groups
 from wal3_core.runtime import shared_runtime
@@ -417,18 +420,71 @@ def test_damaged_fragment_is_an_error_also_when_it_was_read_before(
     assert len(list(log.scan(b"a"))) == 3
 
 
-def test_range_that_starts_below_the_first_offset_is_refused_by_every_query(memory_store: MemoryStore) -> None:
-    write_log(memory_store, LOG, [[(1, b"a", b"x")] for _ in range(6)])
-    CursorStore(memory_store, LOG).init("c", LogPosition(4, 0))
-    log = open_keyed(memory_store)
+def collected_log(store: MemoryStore) -> KeyedLog:
+    """Open a log that begins at offset 4 and ends before 7."""
+    write_log(store, LOG, [[(1, b"a", b"x")] for _ in range(6)])
+    CursorStore(store, LOG).init("c", LogPosition(4, 0))
+    log = open_keyed(store)
     assert log.count(b"a") == 6
-    collect(memory_store, LOG, options=NOW)
+    collect(store, LOG, options=NOW)
+    return log
 
-    for query in (log.scan, log.count, log.scan_prefix, log.keys):
-        with pytest.raises(GarbageCollectedError, match="from 4, found 3"):
-            query(b"a", 3)
-    assert (log.count(b"a", 4), log.count(b"a")) == (3, 3)
-    with pytest.raises(GarbageCollectedError, match="from 4, found 3"):
-        log.count_bounds(b"a", 3)
+
+BOUNDS = [None, 0, 1, 3, 4, 5, 7, 8, 1000, 2**64 - 1]
+BOUNDS += [kind(value) for kind in (Included, Excluded) for value in (0, 3, 4, 6, 7, 1000, 2**64 - 1)]
+
+
+@pytest.mark.parametrize("start", BOUNDS)
+def test_range_is_cut_to_what_the_log_holds_wherever_it_starts_and_ends(
+    memory_store: MemoryStore, start: int | Included[int] | Excluded[int] | None
+) -> None:
+    log = collected_log(memory_store)
+    low = range(0 if start is None else _value(start) + isinstance(start, Excluded), 2**65)
+
+    for limit in BOUNDS:
+        high = 2**65 if limit is None else _value(limit) + isinstance(limit, Included)
+        expected = [offset for offset in (4, 5, 6) if offset in low and offset < high]
+        scan = log.scan(b"a", start, limit)
+        assert [record.offset for record in scan] == expected
+        assert scan.start == max(low[0], 4)
+        assert scan.next_offset == max(scan.start, min(high, 7))
+        assert [record.offset for record in log.scan_prefix(b"", start, limit)] == expected
+        assert [record.offset for record in log.scan_keys(b"a", None, start, limit)] == expected
+        assert log.count(b"a", start, limit) == log.count(b"a", start, limit, approximate=True) == len(expected)
+        assert log.keys(b"", start, limit) == [b"a"] * bool(expected)
+        for requests_max in (0, 9):
+            bounds = log.count_bounds(b"a", start, limit, requests_max=requests_max)
+            assert bounds.lo <= len(expected) <= bounds.hi
+
+
+def _value(bound: int | Included[int] | Excluded[int]) -> int:
+    return bound if isinstance(bound, int) else bound.value
+
+
+@pytest.mark.parametrize("bound", [-1, -(10**30), 2**64, 10**30, Included(-1), Excluded(2**64)])
+def test_bound_that_is_no_offset_is_refused_by_its_name(
+    memory_store: MemoryStore, bound: int | Included[int] | Excluded[int]
+) -> None:
+    log = collected_log(memory_store)
+    queries = (log.scan, log.scan_prefix, log.keys, log.count, log.count_bounds, partial(log.scan_keys, None))
+
+    for query in queries:
+        with pytest.raises(InvalidRequestError, match="^start: expected an offset from 0 to 18446744073709551615, fou"):
+            query(b"a", bound)
+        with pytest.raises(InvalidRequestError, match="^limit: expected an offset from 0 to 18446744073709551615, fou"):
+            query(b"a", None, bound)
+
+
+def test_follower_and_consumer_do_not_begin_below_the_first_offset(memory_store: MemoryStore) -> None:
+    log = collected_log(memory_store)
+
     with pytest.raises(GarbageCollectedError, match="from 4, found 3"):
         next(log.follow(b"a", start=3, idle_s=0))
+    CursorStore(memory_store, LOG).delete("c")
+    consumer = log.consumer("k")
+    CursorStore(memory_store, LOG).init("far", LogPosition(6, 0))
+    CursorStore(memory_store, LOG).delete("k")
+    collect(memory_store, LOG, options=NOW)
+    for query in (consumer.lags, consumer.save, partial(consumer.lag, b"a")):
+        with pytest.raises(GarbageCollectedError, match="from 6, found 4"):
+            query()

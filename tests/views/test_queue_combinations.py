@@ -18,6 +18,7 @@ from wal3_core import (
     FencedError,
     InvalidRequestError,
     KeyCompactor,
+    Leased,
     LogError,
     LogReader,
     LogWriter,
@@ -29,6 +30,7 @@ from wal3_core import (
 )
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.policy import Cleanup
+from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.views.queue import Dequeue, Enqueue, Purge
 from wal3_core.views.queue.queue_state import QueueState, Turn
@@ -161,6 +163,61 @@ def test_cancelled_operation_is_not_done(memory_store: MemoryStore) -> None:
         assert (stats.pending, stats.leased) == (0, 2)
         with pytest.raises(CancelledError):
             cancelled[0].result(0)
+
+
+def test_dequeue_cancelled_while_it_is_served_gives_the_item_back_and_counts_no_delivery(
+    memory_store: MemoryStore,
+) -> None:
+    store, leasing, go_on = FaultyStore(memory_store), threading.Event(), threading.Event()
+
+    def hold(kind: str, path: str) -> None:
+        if kind == "create" and "FragmentSeqNo" in path:
+            leasing.set()
+            assert go_on.wait(LIMIT_S)
+
+    definition = QueueDefinition(max_deliveries=1, lease_s=1000)
+    with DelayQueue.open_or_create(store, "q", definition) as queue:
+        item = queue.enqueue(b"x")
+        store.before = hold
+        future = queue.submit(Dequeue(1))
+        assert leasing.wait(LIMIT_S)
+
+        assert future.cancel()
+        go_on.set()
+
+        (given,) = queue.dequeue(1, timeout_s=LIMIT_S)
+        assert (given.id, given.value, given.deliveries, given.deadline_us) == (item.id, b"x", 1, item.deadline_us)
+    with DelayQueue.open(memory_store, "q") as queue:
+        assert queue.item(item.id).deliveries == 1
+
+
+def test_items_of_a_dequeue_that_was_interrupted_just_as_it_was_answered_come_back(memory_store: MemoryStore) -> None:
+    class InterruptedRuntime(ThreadRuntime):
+        def wait(self, future: Future[Any], timeout_s: float | None = None) -> Any:  # noqa: ANN401 - as of each future
+            found = super().wait(future, timeout_s)
+            if isinstance(found, list) and isinstance(found[0], Leased) and found[0].value == b"interrupted":
+                raise KeyboardInterrupt
+            return found
+
+    with InterruptedRuntime() as runtime, DelayQueue.open_or_create(memory_store, "q", runtime=runtime) as queue:
+        queue.enqueue_many([NewItem(b"interrupted", priority=0), NewItem(b"not", priority=1)])
+        with pytest.raises(KeyboardInterrupt):
+            queue.dequeue()
+
+        assert [(peeked.value, peeked.deliveries) for peeked in queue.peek(5)] == [(b"interrupted", 0), (b"not", 0)]
+
+
+def test_lease_that_has_ended_or_is_another_one_is_not_given_back(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        queue.enqueue_many([NewItem(b"a"), NewItem(b"b"), NewItem(b"c")])
+        first, second, third = queue.dequeue(3)
+        queue.release(first.id, first.token)
+
+        leases = [(first.id, first.token), (second.id, third.token), (third.id, third.token), (99, third.token)]
+        queue.give_back(leases)
+        assert [(peeked.value, peeked.deliveries) for peeked in queue.peek(5)] == [(b"c", 0)]
+        with pytest.raises(InvalidRequestError, match="each once, found 2"):
+            queue.give_back([(1, "aa"), (1, "bb")])
 
 
 def test_item_of_a_wrong_id_is_unknown_among_many(memory_store: MemoryStore) -> None:

@@ -157,9 +157,9 @@ class Arrangement:
         """How much memory it takes, about: most of it for where each column of a group lies."""
         return len(self.ending) + len(self.groups) * _GROUP_MEMORY_BYTES
 
-    def span(self, key: bytes, *, prefix: bool = False) -> range:
-        """Return the numbers of the groups that may hold records of a key, or of all keys that begin so."""
-        return span(self.groups, key, prefix=prefix)
+    def span(self, start: bytes, limit: bytes | None) -> range:
+        """Return the numbers of the groups that may hold records of the keys from ``start`` to below ``limit``."""
+        return span(self.groups, start, limit)
 
     def num_records(self, numbers: range) -> int:
         """Return how many records some groups hold."""

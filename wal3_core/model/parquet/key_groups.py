@@ -58,17 +58,17 @@ class KeyGroup:
         # What follows a first key that was cut off is not known.
         return self.continues or len(self.first) == _FIRST_BYTES_MAX
 
-    def may_begin_below(self, key: bytes, *, prefix: bool) -> bool:
-        """Whether a record of a key, or of one that begins so, may lie in this group or after it."""
-        return self.first is None or (self.first[: len(key)] if prefix else self.first) <= key
+    def may_begin_below(self, limit: bytes | None) -> bool:
+        """Whether a record of a key below a limit may lie in this group or after it."""
+        return self.first is None or limit is None or self.first < limit
 
 
-def span(groups: Sequence[KeyGroup], key: bytes, *, prefix: bool = False) -> range:
-    """Return the numbers of the groups that may hold records of a key, or of all keys that begin so."""
+def span(groups: Sequence[KeyGroup], start: bytes, limit: bytes | None) -> range:
+    """Return the numbers of the groups that may hold records of the keys from ``start`` to below ``limit``."""
     low, high = 0, len(groups)
-    while low + 1 < high and not groups[low + 1].may_begin_above(key):
+    while low + 1 < high and not groups[low + 1].may_begin_above(start):
         low += 1
-    while high > low and not groups[high - 1].may_begin_below(key, prefix=prefix):
+    while high > low and not groups[high - 1].may_begin_below(limit):
         high -= 1
     return range(low, high)
 

@@ -10,7 +10,13 @@ from concurrent.futures import InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ConditionNotMetError, ContentionError, TailMismatchError, UnknownDurabilityError
+from wal3_core.errors import (
+    ConditionNotMetError,
+    ContentionError,
+    TailMismatchError,
+    UnavailableError,
+    UnknownDurabilityError,
+)
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.outcomes import call_each
 from wal3_core.log.write.writer import submit_told
@@ -53,16 +59,43 @@ class ConditionalAppend:
         self._records = records
         self._runtime = runtime
         self.outcome: Outcome[LogPosition] = Outcome()
+        self._lock = runtime.lock()
+        # One of them at most: its first try submits it, or its caller waits no longer.
+        self._is_submitted = self._is_withdrawn = False
 
-    def begin(self, tries_max: int) -> None:
+    def begin(self, tries_max: int, until_s: float | None) -> None:
         """Make the first of ``tries_max`` tries; raises what keeps it from being made, but for another last record.
 
-        Then it is to be given up.
+        UnavailableError if the store has not answered by ``until_s``. Then it is to be given up.
         """
+        if until_s is None:
+            self._try_first(tries_max, None)
+            return
+        begun: Outcome[None] = Outcome()
+        self._runtime.spawn(partial(self._begin, tries_max, until_s, begun), share=Share(_TRIES, self._tails.url))
         try:
-            self._submit(tries_max)
+            self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
+        except TimeoutError:
+            with self._lock:
+                self._is_withdrawn = not self._is_submitted
+            if self._is_withdrawn:
+                raise unanswered(self._tails.url) from None
+
+    def _begin(self, tries_max: int, until_s: float, begun: Outcome[None]) -> None:
+        try:
+            self._try_first(tries_max, until_s)
+        except BaseException as failure:  # noqa: BLE001 - it is raised where one waits for it
+            self.give_up(failure)
+            begun.set_exception(failure)
+        else:
+            begun.set_result(None)
+
+    def _try_first(self, tries_max: int, until_s: float | None) -> None:
+        try:
+            self._submit(tries_max, until_s)
         except TailMismatchError as error:
-            self.outcome.set_exception(error)
+            with contextlib.suppress(InvalidStateError):
+                self.outcome.set_exception(error)
 
     def give_up(self, failure: BaseException) -> None:
         """End the wait for it: its caller failed to begin it, or was interrupted."""
@@ -71,9 +104,15 @@ class ConditionalAppend:
         with contextlib.suppress(InvalidStateError):
             self.outcome.set_exception(UnknownDurabilityError("interrupted") if interrupted else failure)
 
-    def _submit(self, tries_left: int) -> None:
-        columns = check_records(self._records, self._writer.options)
-        submit_told(self._writer, columns, partial(self._ended, tries_left - 1), expect_next=self._end())
+    def _submit(self, tries_left: int, until_s: float | None = None) -> None:
+        columns, end = check_records(self._records, self._writer.options), self._end()
+        with self._lock:
+            if self._is_withdrawn:
+                return
+            self._is_submitted = True
+        tell = partial(self._ended, tries_left - 1)
+        timeout_s = None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
+        submit_told(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
 
     def _end(self) -> int:
         """Return the end of the log up to which each key's last record is the expected one."""
@@ -115,6 +154,12 @@ class ConditionalAppend:
                 self.outcome.set_exception(_crowded(error))
         except BaseException as failure:  # noqa: BLE001 - it is raised where the outcome is awaited
             self.give_up(failure)
+
+
+def unanswered(log: str) -> UnavailableError:
+    """Return the error of an append that was to begin sooner than the store answers."""
+    message = f"log {log}: expected an append to begin in the time that it was given, found the store still silent"
+    return UnavailableError(f"{message}: nothing was appended")
 
 
 def _crowded(error: ConditionNotMetError) -> ContentionError:

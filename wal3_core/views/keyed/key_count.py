@@ -1,35 +1,55 @@
-"""How many records some keys have: bounds from what is in memory, drawn together by as many requests as allowed."""
+"""How many records some keys have: exactly, bounded by as many requests as allowed, or estimated from a few indexes."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from wal3_core.errors import MissingError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, without_key
+from wal3_core.model.key_hashes import hash_keys
+from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
+from wal3_core.views.keyed.shared_reads import each_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from wal3_core.model.key_rollup import KeyRollup
+    from wal3_core.model.key_hashes import Hashes
+    from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
-    from wal3_core.views.keyed.key_index import KeyMatch
+    from wal3_core.views.keyed.hits import Hit
     from wal3_core.views.keyed.key_reader import KeyReader
+    from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 # A larger file's footer, and its key columns: at most two ranges of them. Or two for its footer, and its row groups.
 _REQUESTS_OF_LARGE_FILE = 3
+# So many places of a range are looked at for an estimate, one in each piece of it, some at a time.
+_SAMPLES = 32
+_AHEAD = 8
+# Of the keys that are seen there.
+_HASHES_MAX = 2**20
+# Standard deviations: a figure lies within so many of what is expected, nearly always.
+_DEVIATIONS = 3
+# An estimate is this close on keys that are evenly spread.
+_CLOSE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCount:
-    """Bounds of a number of records: at least ``lo``, at most ``hi``, of those below ``next_offset``."""
+    """Bounds of a number of records: at least ``lo``, at most ``hi``, of those below ``next_offset``.
+
+    ``estimate``, between them, is what the number is likely to be if the keys are spread evenly over the log.
+    """
 
     lo: int
     hi: int
+    estimate: int
     next_offset: int
 
     @property
@@ -38,14 +58,34 @@ class KeyCount:
         return self.lo == self.hi
 
 
-def count_exactly(keys: KeyReader, match: KeyMatch, start: int | None, limit: int | None) -> int:
-    """Count the records of the keys in [start, limit)."""
+def count_exactly(keys: KeyReader, match: KeyMatch, offsets: OffsetRange) -> int:
+    """Count the records of the keys in a range."""
 
     def counted(manifest: Manifest, first: int, end: int) -> int:
         hits = keys.hits(match, first, end, manifest)
         return sum(hit.index.count(match, max(begin, first), end) for hit, begin in hits)
 
-    return keys.steady(start, limit, counted)
+    return keys.steady(offsets, counted)
+
+
+class _Part(NamedTuple):
+    """A part of the range: its records, how many of them are of the key, by its index or nearly, and its keys."""
+
+    num_records: int
+    num_found: float
+    hashes: Callable[[], Hashes] | None
+
+
+class _Open(NamedTuple):
+    """What is not known exactly: how wide (the widest first), a number to tell equal ones apart, the pointer.
+
+    ``part`` is what a key roll-up says of it.
+    """
+
+    negative: int
+    number: int
+    pointer: Pointer
+    part: _Part | None
 
 
 class Bounding:
@@ -57,37 +97,92 @@ class Bounding:
         self._start = start
         self._limit = limit
         self._lo = self._hi = 0
-        # What is not known exactly, the widest first: how wide, a number to tell equal ones apart, the pointer.
-        self._open: list[tuple[int, int, Pointer]] = []
+        self._hashes = None if match.key is None else key_hash(match.key)
+        self._open: list[_Open] = []
         self._numbers = count()
+        self._parts: list[_Part] = []
 
     def bound(self, manifest: Manifest, requests_max: int) -> KeyCount:
         """Make at most so many requests where they tell most; with none, use only what is in memory."""
         self._add(manifest.pointers)
+        stays = []
         while self._open and requests_max > 0:
-            negative, _, pointer = heapq.heappop(self._open)
-            cost = _cost(pointer)
+            entry = heapq.heappop(self._open)
+            cost = _cost(entry.pointer)
             if cost > requests_max:
                 # It stays as wide as it is.
+                stays.append(entry)
                 continue
             requests_max -= cost
             try:
-                requests_max -= self._look(pointer, requests_max)
+                requests_max -= self._look(entry.pointer, requests_max)
             except MissingError:
                 # Maintenance has replaced it: the bounds hold without it.
+                stays.append(entry)
                 continue
-            self._hi += negative
-        return KeyCount(lo=self._lo, hi=self._hi, next_offset=min(self._limit, manifest.next.position.offset))
+            self._hi += entry.negative
+        self._open += stays
+        return self._counted(manifest)
+
+    def estimate(self, manifest: Manifest) -> KeyCount:
+        """Look at a few places of the range, where indexes in memory and key roll-ups do not tell enough."""
+        self._add(manifest.pointers)
+        chosen = {}
+        for number in range(_SAMPLES):
+            # At random within each piece: what is written in turns must not be met in turns.
+            place = (number + self._keys.runtime.jitter()) / _SAMPLES
+            offset = self._start + int((self._limit - self._start) * place)
+            while (entry := self._at(offset)) is not None and self._goes_down(entry):
+                pass
+            if entry is not None:
+                chosen[entry.number] = entry
+        for entry, hit in each_ahead(chosen.values(), self._begin, lambda: _AHEAD):
+            if hit is not None:
+                self._open.remove(entry)
+                self._hi += entry.negative
+                self._count(hit)
+        return self._counted(manifest)
+
+    def _at(self, offset: int) -> _Open | None:
+        """Return what covers an offset, if nothing is known of it."""
+        covering = (each for each in self._open if each.pointer.start.offset <= offset < each.pointer.limit.offset)
+        return next((each for each in covering if each.part is None), None)
+
+    def _goes_down(self, entry: _Open) -> bool:
+        """Put what a snapshot holds in its place; False for a fragment, and for a snapshot that is gone."""
+        if isinstance(entry.pointer, FragmentPointer):
+            return False
+        try:
+            self._look(entry.pointer, 1)
+        except MissingError:
+            return False
+        self._open.remove(entry)
+        self._hi += entry.negative
+        return True
+
+    def _begin(self, entry: _Open) -> Callable[[], Hit | None]:
+        pointer = entry.pointer
+        if not isinstance(pointer, FragmentPointer):
+            return lambda: None
+        found = self._keys.begin_hit(self._match, pointer)
+
+        def wait() -> Hit | None:
+            try:
+                return found()
+            except MissingError:
+                # Maintenance has replaced it: the others say enough.
+                return None
+
+        return wait
 
     def _look(self, pointer: Pointer, requests_left: int) -> int:
         """Read what a pointer stands for, and count that instead; return how many requests it took beside one."""
         keys, known, spent = self._keys, NO_ROLLUP, 0
         if isinstance(pointer, FragmentPointer):
-            hit = keys.load_hit(self._match, pointer)
-            self._count(hit.index.count(self._match, self._start, self._limit))
+            self._count(keys.load_hit(self._match, pointer))
             return 0
         below = keys.load_snapshot(pointer).pointers
-        if pointer.depth == 1 and not self._match.prefix:
+        if pointer.depth == 1 and self._hashes is not None:
             spent = int(requests_left > 0 and keys.shared.rollups.get(pointer.path) is None)
             known = keys.rollup(pointer) if spent else keys.shared.rollups.get(pointer.path) or NO_ROLLUP
         self._add(below, known)
@@ -96,30 +191,94 @@ class Bounding:
     def _add(self, pointers: Iterable[Pointer], rollup: KeyRollup = NO_ROLLUP) -> None:
         inside = [each for each in pointers if each.start.offset < self._limit and each.limit.offset > self._start]
         fragments = [each for each in inside if isinstance(each, FragmentPointer)]
-        absent = without_key(rollup, fragments, key_hash(self._match.key)) if rollup.fragments else set()
+        known = keys_of(rollup, fragments) if rollup.fragments else {}
         for pointer in inside:
-            if pointer.path not in absent:
-                self._add_one(pointer)
+            if isinstance(pointer, FragmentPointer):
+                self._add_fragment(pointer, known.get(pointer.path))
+            elif (snapshot := self._keys.stores.snapshots.held(pointer)) is not None:
+                self._add(snapshot.pointers, self._keys.shared.rollups.get(pointer.path) or NO_ROLLUP)
+            else:
+                self._leave_open(pointer, None)
 
-    def _add_one(self, pointer: Pointer) -> None:
-        """Count what memory has of a pointer; what is left to read is open."""
-        keys = self._keys
-        if isinstance(pointer, FragmentPointer):
-            hit = keys.known_hit(self._match, pointer)
-            if hit is not None:
-                self._count(hit.index.count(self._match, self._start, self._limit))
+    def _add_fragment(self, pointer: FragmentPointer, known: FragmentKeys | None) -> None:
+        """Count what memory has of a fragment; what is left to read is open."""
+        part = None
+        if known is not None and self._hashes is not None:
+            hashes, width = known.hashes, self._width(pointer)
+            held = known.may_hold_any(self._hashes)
+            part = _Part(width, width / len(hashes) if held else 0.0, lambda: hashes)
+            if not held:
+                self._parts.append(part)
                 return
-        elif (snapshot := keys.stores.snapshots.held(pointer)) is not None:
-            self._add(snapshot.pointers, keys.shared.rollups.get(pointer.path) or NO_ROLLUP)
-            return
-        overlap = min(pointer.limit.offset, self._limit) - max(pointer.start.offset, self._start)
-        width = min(pointer.num_records, overlap)
-        self._hi += width
-        heapq.heappush(self._open, (-width, next(self._numbers), pointer))
+        hit = self._keys.known_hit(self._match, pointer)
+        if hit is not None:
+            self._count(hit)
+        else:
+            self._leave_open(pointer, part)
 
-    def _count(self, number: int) -> None:
+    def _leave_open(self, pointer: Pointer, part: _Part | None) -> None:
+        width = self._width(pointer)
+        self._hi += width
+        heapq.heappush(self._open, _Open(-width, next(self._numbers), pointer, part))
+
+    def _width(self, pointer: Pointer) -> int:
+        overlap = min(pointer.limit.offset, self._limit) - max(pointer.start.offset, self._start)
+        return min(pointer.num_records, overlap)
+
+    def _count(self, hit: Hit) -> None:
+        number, index = hit.index.count(self._match, self._start, self._limit), hit.index
         self._lo += number
         self._hi += number
+        # Of a part of a fragment, the other keys are not known.
+        hashes = partial(hash_keys, index.keys) if hit.numbers is None else None
+        self._parts.append(_Part(self._width(hit.pointer), number, hashes))
+
+    def _counted(self, manifest: Manifest) -> KeyCount:
+        guessed = [each.part for each in self._open if each.part is not None]
+        unknown = -sum(each.negative for each in self._open if each.part is None)
+        likely = self._lo + sum(each.num_found for each in guessed)
+        if unknown:
+            likely = _scaled([*self._parts, *guessed], unknown)
+        return KeyCount(
+            lo=self._lo,
+            hi=self._hi,
+            estimate=min(max(round(likely), self._lo), self._hi),
+            next_offset=min(self._limit, manifest.next.position.offset),
+        )
+
+
+def _scaled(parts: list[_Part], unknown: int) -> float:
+    """Return how many records are likely to be of the key, in some parts of the log and so many unknown records.
+
+    The rest has it as often as these parts, where that varies little between them. If it varies, but is what an average
+    key would have there, it is taken for an average key. How many keys there are is estimated by Chao's formula, from
+    how many were seen in one part and in two. Source: Chao, "Estimating the population size for capture-recapture data
+    with unequal catchability", 1987.
+    """
+    sampled, found = sum(each.num_records for each in parts), sum(each.num_found for each in parts)
+    if not sampled:
+        return unknown / 2
+    own = found / sampled
+    squares = sum((each.num_found - own * each.num_records) ** 2 for each in parts)
+    if len(parts) == 1 or (found and _DEVIATIONS * squares**0.5 <= _CLOSE * found):
+        return found + unknown * own
+    hashes: list[Hashes] = []
+    records = 0
+    for each in parts:
+        if each.hashes is not None and sum(len(some) for some in hashes) < _HASHES_MAX:
+            hashes.append(each.hashes())
+            records += each.num_records
+    times = np.unique(np.concatenate(hashes), return_counts=True)[1] if hashes else np.zeros(0)
+    if not len(times):
+        return found + unknown * own
+    once, twice = int(np.sum(times == 1)), int(np.sum(times == 2))  # noqa: PLR2004 - as the formula has it
+    num_keys = len(times) + (once * once / (2 * twice) if twice else once * (once - 1) / 2)
+    # Records of a key lie together in as many as a part has of it.
+    average, together = sampled / num_keys, records / int(times.sum())
+    if abs(found - average) <= _DEVIATIONS * (average * together) ** 0.5:
+        # Of what it has more or less, the less is its own, the more of its records lie together.
+        return (sampled + unknown) / num_keys + (found - average) / together
+    return found + unknown * own
 
 
 def _cost(pointer: Pointer) -> int:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.model import parquet
-from wal3_core.model.position import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
-    from wal3_core.views.keyed.key_index import KeyMatch
     from wal3_core.views.keyed.key_reader import KeyReader
+    from wal3_core.views.keyed.ranges import KeyMatch
 
 
 def follow_keys(keys: KeyReader, match: KeyMatch, start: int | None, idle_s: float | None) -> Following:
@@ -60,8 +59,3 @@ class _Follower:
         limit, keys, match = manifest.next.position.offset, self._keys, self._match
         for hit, table, begin in keys.hits_with_rows(match, start, limit, manifest, exact=False):
             yield from parquet.records_of(keys.rows(hit, table, match, begin, limit))
-
-
-def start_of(start: int | LogPosition | None) -> int | None:
-    """Return the offset of a start."""
-    return start.offset if isinstance(start, LogPosition) else start

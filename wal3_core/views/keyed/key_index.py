@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, ClassVar
@@ -14,34 +14,25 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from typing import Self
 
+    from wal3_core.views.keyed.ranges import KeyMatch
+
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _OBJECT_BYTES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class KeyMatch:
-    """The keys that a read is about: one key, or all that begin with a prefix; never a key that only resembles it."""
-
-    key: bytes
-    prefix: bool = False
-
-    def fits(self, key: bytes | None) -> bool:
-        """Whether a record with this key is meant; one without a key never is."""
-        return key is not None and (key.startswith(self.key) if self.prefix else key == self.key)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyIndex:
     """The distinct keys of a fragment, rising, and for each the offsets of its records, rising.
 
-    Key number n has the offsets from ``starts[n]`` to ``starts[n + 1]``. Records without a key are left out.
+    Key number n has the offsets from ``starts[n]`` to ``starts[n + 1]``. ``strays`` has those of records without a key.
     """
 
     keys: pa.LargeBinaryArray
     starts: Places
     offsets: Offsets
+    strays: Offsets
 
     EMPTY: ClassVar[KeyIndex]
 
@@ -57,13 +48,14 @@ class KeyIndex:
         places = ranks[codes[rows]]
         starts = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(np.bincount(places, minlength=len(order)), out=starts[1:])
-        offsets = np.asarray(table["offset"].to_numpy(), dtype=np.uint64)[rows]
-        return cls(encoded.dictionary.take(pa.array(order)), starts, offsets[np.argsort(places, kind="stable")])
+        every = np.asarray(table["offset"].to_numpy(), dtype=np.uint64)
+        offsets = every[rows][np.argsort(places, kind="stable")]
+        return cls(encoded.dictionary.take(pa.array(order)), starts, offsets, every[codes < 0])
 
     @property
     def num_bytes(self) -> int:
         """How much memory it takes, about."""
-        return int(self.keys.nbytes + self.starts.nbytes + self.offsets.nbytes) + _OBJECT_BYTES
+        return int(self.keys.nbytes + self.starts.nbytes + self.offsets.nbytes + self.strays.nbytes) + _OBJECT_BYTES
 
     def has(self, match: KeyMatch) -> bool:
         """Whether the fragment has a record of these keys."""
@@ -116,15 +108,16 @@ class KeyIndex:
     def _span(self, match: KeyMatch) -> tuple[int, int]:
         """Return the range of the numbers of these keys."""
         numbers = range(len(self.keys))
-        low = bisect_left(numbers, match.key, key=lambda number: self.keys[number].as_py())
-        if not match.prefix:
+        low = bisect_left(numbers, match.start, key=lambda number: self.keys[number].as_py())
+        if match.key is not None:
             return low, low + (low < len(self.keys) and self.keys[low].as_py() == match.key)
-        length = len(match.key)
-        high = bisect_right(numbers, match.key, lo=low, key=lambda number: self.keys[number].as_py()[:length])
-        return low, high
+        if match.limit is None:
+            return low, len(self.keys)
+        return low, bisect_left(numbers, match.limit, lo=low, key=lambda number: self.keys[number].as_py())
 
 
-KeyIndex.EMPTY = KeyIndex(pa.array([], pa.large_binary()), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint64))
+_NONE: Offsets = np.zeros(0, dtype=np.uint64)
+KeyIndex.EMPTY = KeyIndex(pa.array([], pa.large_binary()), np.zeros(1, dtype=np.int64), _NONE, _NONE)
 
 
 def _place(offsets: Offsets, offset: int) -> int:

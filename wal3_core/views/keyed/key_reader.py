@@ -19,11 +19,11 @@ from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.reloading import Reloading, check_whole, may_lack
-from wal3_core.log.read.scan import check_start, offset_of
+from wal3_core.log.read.scan import offset_of
 from wal3_core.log.read.walk import Loader, Walk
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
-from wal3_core.model.key_rollup import KeyRollup
+from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
 from wal3_core.storage.object_store import log_store, object_url, place_of, share_of
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.keyed.key_index import KeyMatch
     from wal3_core.views.keyed.keyed_options import KeyedOptions
+    from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 T = TypeVar("T")
 
@@ -76,28 +76,30 @@ class KeyReader:
         self.known = self.reader.manifest()
         return self.known
 
-    def steady(self, start: int | None, limit: int | None, work: Callable[[Manifest, int, int], T]) -> T:
+    def steady(self, offsets: OffsetRange, work: Callable[[Manifest, int, int], T]) -> T:
         """Do a work that reads the newest manifest's records of a range, cut to what that one holds.
 
         It is done again with a newer one, to that one's end, if records are compacted away meanwhile: the newer record
-        of a key, for which they were dropped, may lie behind the end of the manifest before. GarbageCollectedError when
-        the log no longer holds the start.
+        of a key, for which they were dropped, may lie behind the end of the manifest before.
         """
         for _ in range(self.options.reloads_max):
             manifest = self.manifest()
-            begin, end = within(manifest, start, limit)
+            begin, end = offsets.within(manifest)
             try:
                 return work(manifest, begin, end)
             except GarbageCollectedError:
                 continue
         manifest = self.manifest()
-        return work(manifest, *within(manifest, start, limit))
+        return work(manifest, *offsets.within(manifest))
 
     def hits(self, match: KeyMatch, start: ReadStart, limit: int, manifest: Manifest) -> Iterator[tuple[Hit, int]]:
         """Go through the fragments that have records of the keys, in order; each with the offset to read it from.
 
         A read that lacks records that the manifest had, since they were compacted away, raises GarbageCollectedError.
         """
+        if limit <= (offset_of(start) or 0):
+            # Also one that begins where the log does not.
+            return iter(())
         steps = self._reloading(match, manifest, exact=True).steps(
             manifest, start, Limits(offset=limit), partial(self.indexed, match), lambda hit: hit.pointer
         )
@@ -181,7 +183,7 @@ class KeyReader:
 
         def found() -> Hit:
             table = wait()
-            index = KeyIndex.of(table)
+            index = self._index(table)
             self.shared.keys.keep(pointer.path, index)
             return Hit(pointer, index, table=table)
 
@@ -200,10 +202,10 @@ class KeyReader:
         if pointer.num_bytes <= WHOLE_BYTES_MAX:
             table = self.load_rows(pointer)
             self.shared.rows.keep(pointer.path, table)
-            return KeyIndex.of(table)
+            return self._index(table)
         found = self._columns.read_or_arrangement(pointer)
         if not isinstance(found, Arrangement):
-            return KeyIndex.of(found)
+            return self._index(found)
         self._load_part(match, pointer, found)
         return found
 
@@ -226,9 +228,15 @@ class KeyReader:
         return self._indexed_part(pointer, numbers, rows)
 
     def _indexed_part(self, pointer: FragmentPointer, numbers: range, rows: pa.Table) -> Hit:
-        index = KeyIndex.of(rows)
+        index = self._index(rows)
         self.shared.keys.keep((pointer.path, numbers), index)
         return Hit(pointer, index, numbers)
+
+    def _index(self, table: pa.Table) -> KeyIndex:
+        index = KeyIndex.of(table)
+        if len(index.strays):
+            self.shared.strays.add(self.stores.url, index.strays)
+        return index
 
     def _load_groups(self, pointer: FragmentPointer, arrangement: Arrangement, numbers: range) -> pa.Table:
         if len(numbers) == len(arrangement.groups):
@@ -334,28 +342,20 @@ class _Source:
         return Walk(manifest.pointers, start, limits, loader=loader)
 
 
-def within(manifest: Manifest, start: int | None, limit: int | None) -> tuple[int, int]:
-    """Cut a range to what the log holds; refuse a start that it does not hold."""
-    first, end = manifest.first.position.offset, manifest.next.position.offset
-    if start is not None:
-        check_start(manifest, start)
-    begin = first if start is None else start
-    return begin, max(begin, end if limit is None else min(limit, end))
-
-
 def load_matching(keys: KeyReader, match: KeyMatch, pointer: SnapshotPointer) -> Snapshot:
     """Load a snapshot, without those of its fragments that certainly hold none of the keys."""
     snapshot = keys.load_snapshot(pointer)
     fragments = [each for each in snapshot.pointers if isinstance(each, FragmentPointer)]
-    if not fragments or match.prefix or all(keys.known_hit(match, each) for each in fragments):
+    if not fragments or match.key is None or all(keys.known_hit(match, each) for each in fragments):
         return snapshot
-    absent = without_key(keys.rollup(pointer), fragments, key_hash(match.key))
-    return replace(snapshot, pointers=tuple(each for each in fragments if each.path not in absent))
+    known, hashes = keys_of(keys.rollup(pointer), fragments), key_hash(match.key)
+    held = (each for each in fragments if each.path not in known or known[each.path].may_hold_any(hashes))
+    return replace(snapshot, pointers=tuple(held))
 
 
 def wanted(arrangement: Arrangement, match: KeyMatch) -> range:
     """Return the numbers of the row groups that hold the keys; all, if it is more than half of them."""
-    numbers = arrangement.span(match.key, prefix=match.prefix)
+    numbers = arrangement.span(match.start, match.limit)
     every = range(len(arrangement.groups))
     return every if 2 * len(numbers) > len(every) else numbers
 
@@ -365,13 +365,9 @@ def key_hash(key: bytes) -> Hashes:
     return hash_keys(pa.array([key], pa.binary()))
 
 
-def without_key(rollup: KeyRollup, fragments: list[FragmentPointer], hashes: Hashes) -> set[str]:
-    """Name the fragments that a key roll-up knows not to hold a key."""
+def keys_of(rollup: KeyRollup, fragments: list[FragmentPointer]) -> dict[str, FragmentKeys]:
+    """Return what a key roll-up knows of some fragments, by their paths."""
     known = {each.seq_no: each for each in rollup.fragments}
     found = ((pointer, known.get(pointer.seq_no)) for pointer in fragments)
     # A compacted fragment may have the number of another one.
-    return {
-        pointer.path
-        for pointer, each in found
-        if each is not None and each.is_of(pointer) and not each.may_hold_any(hashes)
-    }
+    return {pointer.path: each for pointer, each in found if each is not None and each.is_of(pointer)}

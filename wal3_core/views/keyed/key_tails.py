@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import MissingError, UnavailableError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.history import History
-from wal3_core.views.keyed.key_index import KeyMatch
 from wal3_core.views.keyed.key_reader import load_matching
+from wal3_core.views.keyed.ranges import KeyMatch
 from wal3_core.views.keyed.shared_reads import each_ahead
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class KeyTails:
         raise UnavailableError(message)
 
     def _find(self, key: bytes, manifest: Manifest) -> int:
-        first, match = manifest.first.position.offset, KeyMatch(key)
+        first, match = manifest.first.position.offset, KeyMatch.of(key)
         with self._lock:
             known = self._known.get(key)
         if known is not None and not known.history.is_comparable(manifest):

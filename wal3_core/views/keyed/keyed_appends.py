@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, overload
 from weakref import WeakSet
 
-from wal3_core.arguments import checked, flag, integer, optional, record_bytes, several, wrong
-from wal3_core.errors import ClosedError, LogError
+from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, several, wrong
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError
+from wal3_core.log.read.following_async import Calls, awaited
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
-from wal3_core.views.keyed.conditional import ConditionalAppend
+from wal3_core.runtime import Outcome
+from wal3_core.views.keyed.conditional import ConditionalAppend, unanswered
 from wal3_core.views.keyed.key_reader import KeyReader
 from wal3_core.views.keyed.key_tails import KeyTails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
+    from wal3_core.arguments import Check
     from wal3_core.model.position import LogPosition
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.keyed.keyed_options import KeyedOptions
+
+# Of asyncio, at a time.
+_CALLS_MAX = 8
+_WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
 
 class KeyedAppends:
@@ -35,8 +43,11 @@ class KeyedAppends:
         self._runtime = runtime
         self._keys = KeyReader(store, log, options, runtime)
         self._tails = KeyTails(self._keys)
+        self._async, self._submitting = Calls("wal3-keyed", _CALLS_MAX), Calls("wal3-keyed-appends")
         self._lock = runtime.lock()
         self._writer: LogWriter | None = None
+        # What those wait for who wait no longer than they said.
+        self._opening: Outcome[LogWriter] | None = None
         self._closed = False
         # The outcomes of conditional appends that someone still waits for, the log itself included.
         self._conditional: WeakSet[Future[LogPosition]] = WeakSet()
@@ -47,24 +58,39 @@ class KeyedAppends:
     ) -> LogPosition: ...
     @overload
     def append(
-        self, key: bytes, value: bytes | None, *, expect_tail: int | None = None, await_durable: Literal[False]
+        self,
+        key: bytes,
+        value: bytes | None,
+        *,
+        expect_tail: int | None = None,
+        await_durable: Literal[False],
+        timeout_s: float | None = None,
     ) -> Future[LogPosition]: ...
 
-    @checked(key=record_bytes, value=optional(record_bytes), expect_tail=optional(integer), await_durable=flag)
+    @checked(key=record_bytes, value=optional(record_bytes), expect_tail=optional(integer), **_WAITING)
     def append(
-        self, key: bytes, value: bytes | None, *, expect_tail: int | None = None, await_durable: bool = True
+        self,
+        key: bytes,
+        value: bytes | None,
+        *,
+        expect_tail: int | None = None,
+        await_durable: bool = True,
+        timeout_s: float | None = None,
     ) -> LogPosition | Future[LogPosition]:
         """Append a record to a key's log and block until it is durable; return its position.
 
         Without a value it is a tombstone, as key compaction understands it. With ``expect_tail`` it is appended only
         if the key's last record in the log is the one at that offset, 0 for none: compare and append in one step.
         Otherwise TailMismatchError has the actual offset. ContentionError when others appended records of other keys
-        at each of ``KeyedOptions.tries_max`` tries. Unless ``await_durable``, return a future that gets the position or
-        the error. Other errors as ``LogWriter.append``; one of reading the log, such as UnavailableError, comes from
-        looking up the last record: then the record is not in the log.
+        at each of ``KeyedOptions.tries_max`` tries. Other errors as ``LogWriter.append``; one of reading the log, such
+        as UnavailableError, comes from looking up the last record: then the record is not in the log.
+
+        Unless ``await_durable``, return a future that gets the position or the error. That blocks for ``timeout_s``
+        seconds at most (as ``KeyedOptions`` says; 0: not at all): then OverloadedError if too many bytes wait to become
+        durable, UnavailableError if the store has not answered. The record is certainly not in the log then.
         """
         expected = None if expect_tail is None else {key: expect_tail}
-        return self._append((Message(value, key),), expected, await_durable=await_durable)
+        return self._append((Message(value, key),), expected, await_durable=await_durable, timeout_s=timeout_s)
 
     @overload
     def append_batch(
@@ -81,15 +107,17 @@ class KeyedAppends:
         *,
         expect_tails: Mapping[bytes, int] | None = None,
         await_durable: Literal[False],
+        timeout_s: float | None = None,
     ) -> Future[LogPosition]: ...
 
-    @checked(records=several, await_durable=flag)
+    @checked(records=several, **_WAITING)
     def append_batch(
         self,
         records: Iterable[tuple[bytes, bytes | None]],
         *,
         expect_tails: Mapping[bytes, int] | None = None,
         await_durable: bool = True,
+        timeout_s: float | None = None,
     ) -> LogPosition | Future[LogPosition]:
         """Append records, each a key and a value, at adjacent offsets, all or none; return the first one's position.
 
@@ -97,23 +125,59 @@ class KeyedAppends:
         must hold. Otherwise as ``append``.
         """
         messages = [_message(record) for record in records]
-        return self._append(messages, _expected(expect_tails), await_durable=await_durable)
+        expected = _expected(expect_tails)
+        return self._append(messages, expected, await_durable=await_durable, timeout_s=timeout_s)
+
+    async def append_async(self, key: bytes, value: bytes | None, *, expect_tail: int | None = None) -> LogPosition:
+        """Await ``append``. To cancel it does not withdraw an append that has begun."""
+        return await self._durable(lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False))
+
+    async def append_batch_async(
+        self, records: Iterable[tuple[bytes, bytes | None]], *, expect_tails: Mapping[bytes, int] | None = None
+    ) -> LogPosition:
+        """Await ``append_batch``, as ``append_async``."""
+        return await self._durable(lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False))
+
+    async def _durable(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
+        import asyncio  # noqa: PLC0415 - as in ``Calls``
+
+        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
+        return await asyncio.wrap_future(await self._submitting.made(submit))
 
     def _append(
-        self, records: Sequence[Message], expected: Mapping[bytes, int] | None, *, await_durable: bool
+        self,
+        records: Sequence[Message],
+        expected: Mapping[bytes, int] | None,
+        *,
+        await_durable: bool,
+        timeout_s: float | None,
     ) -> LogPosition | Future[LogPosition]:
-        writer = self._opened()
+        if await_durable:
+            if timeout_s is not None:
+                message = "timeout_s: expected none for an append that is awaited, since it blocks until it is durable"
+                raise InvalidRequestError(message)
+            writer = self._opened()
+            if not expected:
+                return writer.append_many(records)
+            return self._runtime.wait(self._begun(writer, records, expected, None))
+        until_s = self._runtime.monotonic_s() + (self._options.append_timeout_s if timeout_s is None else timeout_s)
+        writer = self._opened_by(until_s)
         if not expected:
-            return writer.append_many(records) if await_durable else writer.submit_many(records)
+            return writer.submit_many(records, timeout_s=max(0.0, until_s - self._runtime.monotonic_s()))
+        return self._begun(writer, records, expected, until_s)
+
+    def _begun(
+        self, writer: LogWriter, records: Sequence[Message], expected: Mapping[bytes, int], until_s: float | None
+    ) -> Future[LogPosition]:
         conditional = ConditionalAppend(writer, self._tails, expected, records, self._runtime)
         try:
             with self._lock:
                 self._conditional.add(conditional.outcome)
-            conditional.begin(self._options.tries_max)
+            conditional.begin(self._options.tries_max, until_s)
         except BaseException as failure:
             conditional.give_up(failure)
             raise
-        return self._runtime.wait(conditional.outcome) if await_durable else conditional.outcome
+        return conditional.outcome
 
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome. Reads go on."""
@@ -127,6 +191,19 @@ class KeyedAppends:
                 self._runtime.wait(outcome)
         if writer is not None:
             writer.close()
+        self._async.close()
+        self._submitting.close()
+
+    close_async = awaited(close)
+    """Await ``close``."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +212,34 @@ class KeyedAppends:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _opened_by(self, until_s: float) -> LogWriter:
+        """Return the writer; UnavailableError if it is not open by then, and goes on being opened."""
+        self._runtime.check_process()
+        with self._lock:
+            if self._writer is None and not self._closed:
+                opening = self._opening or Outcome()
+                begins, self._opening = self._opening is None, opening
+            else:
+                opening, begins = None, False
+        if opening is None:
+            return self._opened()
+        try:
+            if begins:
+                self._runtime.start_thread("wal3-keyed-open", partial(self._open, opening))
+            return self._runtime.wait(opening, max(0.0, until_s - self._runtime.monotonic_s()))
+        except TimeoutError:
+            raise unanswered(self._keys.stores.url) from None
+
+    def _open(self, opening: Outcome[LogWriter]) -> None:
+        try:
+            opened = self._opened()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the writer is awaited
+            self._opening = None
+            opening.set_exception(error)
+        else:
+            self._opening = None
+            opening.set_result(opened)
 
     def _opened(self) -> LogWriter:
         """Return the writer, which is opened at the first append."""

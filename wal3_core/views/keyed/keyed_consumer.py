@@ -15,16 +15,17 @@ import numpy as np
 
 from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, InvalidRequestError
+from wal3_core.log.read.following_async import Calls, awaited, in_thread
 from wal3_core.model.cursor import Extension, Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record
 from wal3_core.model.strict_json import Fields
 from wal3_core.views.keyed.key_count import count_exactly
 from wal3_core.views.keyed.key_following import follow_keys
-from wal3_core.views.keyed.key_index import KeyMatch
+from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from wal3_core.log.read.consumed import Opening
     from wal3_core.model.cursor import Cursor
@@ -84,8 +85,10 @@ class KeyedConsumer:
         self._keys = keys
         self._name = name
         self._prefix = prefix
-        self._match = KeyMatch(prefix, prefix=True)
+        self._match = KeyMatch.of_prefix(prefix)
         self._witness = witness
+        # One thread at a time.
+        self._async = Calls("wal3-consumer")
         self._floor = witness.cursor.position
         self._ahead = _keys_of(witness.cursor, f"consumer {name}")
 
@@ -115,6 +118,9 @@ class KeyedConsumer:
             raise InvalidRequestError(message)
         self._ahead[record.key] = max(self.position(record.key), record.offset + 1)
 
+    finish_async = awaited(finish)
+    """Await ``finish``, which looks at the log for a record that no look has come to."""
+
     @checked(idle_s=optional(seconds))
     def follow(self, *, idle_s: float | None = None) -> Iterator[Record]:
         """Go through the records that are not processed, in the order of the log, then wait for more, as a reader does.
@@ -125,10 +131,24 @@ class KeyedConsumer:
             if record.key is not None and record.offset >= self.position(record.key):
                 yield record
 
+    @checked(idle_s=optional(seconds))
+    async def follow_async(self, *, idle_s: float | None = None) -> AsyncGenerator[Record, None]:
+        """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
+        following = in_thread(follow_keys(self._keys, self._match, self.floor, idle_s))
+        try:
+            async for record in following:
+                if record.key is not None and record.offset >= self.position(record.key):
+                    yield record
+        finally:
+            await following.aclose()
+
     @checked(key=record_bytes)
     def lag(self, key: bytes) -> int:
         """Count the records of a key that are not processed, exactly; no values are read."""
-        return count_exactly(self._keys, KeyMatch(key), self.position(key), None)
+        return count_exactly(self._keys, KeyMatch.of(key), self._from(self.position(key)))
+
+    lag_async = awaited(lag)
+    """Await ``lag``."""
 
     def lags(self) -> dict[bytes, int]:
         """Count the records that are not processed, by key, of all keys that have any; no values are read."""
@@ -139,7 +159,10 @@ class KeyedConsumer:
                 found[key] = found.get(key, 0) + left
             return found
 
-        return self._keys.steady(self.floor, None, counted)
+        return self._keys.steady(self._from(self.floor), counted)
+
+    lags_async = awaited(lags)
+    """Await ``lags``."""
 
     def save(self) -> int:
         """Raise the floor as far as all below it is processed, and save it with the keys that are ahead of it.
@@ -148,7 +171,7 @@ class KeyedConsumer:
         8192 fit, in 192 KiB, those that are farthest ahead first. CursorConflictError when another process has moved
         the cursor.
         """
-        floor = self._keys.steady(self.floor, None, self._risen)
+        floor = self._keys.steady(self._from(self.floor), self._risen)
         ahead = {key: offset for key, offset in self._ahead.items() if offset > floor.offset}
         stored = _fitting(ahead)
         kept, saved = extension_of(self._prefix, stored), self._witness.cursor
@@ -159,9 +182,19 @@ class KeyedConsumer:
         self._floor, self._ahead = floor, ahead
         return len(ahead) - len(stored)
 
+    save_async = awaited(save)
+    """Await ``save``."""
+
     def delete(self) -> None:
         """Delete the cursor: the records that it kept can be collected. Its name can be used again at once."""
         self._keys.stores.cursors.delete(self._name)
+
+    delete_async = awaited(delete)
+    """Await ``delete``."""
+
+    def _from(self, offset: int) -> OffsetRange:
+        # Records below the log's first one that are not processed must not be counted as if they were.
+        return OffsetRange(offset, held=True)
 
     def _risen(self, manifest: Manifest, floor: int, end: int) -> LogPosition:
         """Return the position of the first record that is not processed, the log's end when all are."""

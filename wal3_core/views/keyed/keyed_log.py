@@ -8,10 +8,11 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, record_bytes, seconds, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
+from wal3_core.log.read.following_async import awaited, in_thread
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
@@ -20,21 +21,22 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.keyed.key_count import Bounding, KeyCount, count_exactly
 from wal3_core.views.keyed.key_following import follow_keys
-from wal3_core.views.keyed.key_index import KeyMatch
-from wal3_core.views.keyed.key_reader import within
 from wal3_core.views.keyed.keyed_appends import KeyedAppends
 from wal3_core.views.keyed.keyed_consumer import extension_of, open_consumer
 from wal3_core.views.keyed.keyed_options import KeyedOptions
 from wal3_core.views.keyed.keyed_scan import KeyedScan, ScanBounds
+from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from wal3_core.log.read.consumed import ConsumerStart
+    from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer
+    from wal3_core.views.keyed.ranges import KeyBound, OffsetBound
 
 
 def _positive(value: object, name: str) -> int:
@@ -44,17 +46,18 @@ def _positive(value: object, name: str) -> int:
     return plain
 
 
-_RANGE = {"start": optional(integer), "limit": optional(integer)}
-_BOUNDS = {**_RANGE, "records_max": optional(_positive), "bytes_max": optional(_positive)}
+_SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
 
 
 class KeyedLog(KeyedAppends):
     """Appends and reads by key. Safe to share between threads; a context manager, which closes its writer.
 
-    Ranges of offsets are [start, limit); without a start they begin with the log's first record, without a limit they
-    end with its last one. GarbageCollectedError when the log no longer holds the start, InvalidRequestError when it
-    lies beyond the end. All that a process has open of one log shares what was read of it. Records without a key
-    belong to no key.
+    In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
+
+    Ranges are [start, limit), or as ``Excluded`` and ``Included`` say. A range of offsets is cut to what the log holds:
+    it is empty beside that, and without a start or limit it begins with the log's first record, or ends with its last
+    one. InvalidRequestError for a bound that is no offset. All that a process has open of one log shares what was read
+    of it. Records without a key belong to no key: they are passed, and reported once.
     """
 
     @classmethod
@@ -78,12 +81,17 @@ class KeyedLog(KeyedAppends):
         LogWriter.open_or_initialize(store, log, runtime=runtime).close()
         return cls.open(store, log, options=options, runtime=runtime)
 
-    @checked(key=record_bytes, **_BOUNDS)
+    @property
+    def num_strays(self) -> int:
+        """The records without a key that reads by key have come to in this process; each was logged once."""
+        return self._keys.shared.strays.count
+
+    @checked(key=record_bytes, **_SIZE)
     def scan(
         self,
         key: bytes,
-        start: int | None = None,
-        limit: int | None = None,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
         *,
         records_max: int | None = None,
         bytes_max: int | None = None,
@@ -94,35 +102,64 @@ class KeyedLog(KeyedAppends):
         bytes, unless that is the first one. Reads the key columns of the fragments that the key roll-ups do not rule
         out, and of these the ones that have records of the key; of one that is arranged by key, its row groups.
         """
-        return self._scan(KeyMatch(key), start, limit, records_max=records_max, bytes_max=bytes_max)
+        bounds = OffsetRange.between(start, limit)
+        return self._scan(KeyMatch.of(key), bounds, records_max=records_max, bytes_max=bytes_max)
 
-    @checked(prefix=record_bytes, **_BOUNDS)
+    scan_async = awaited(scan)
+    """Await ``scan``; then go through it by ``async for``."""
+
+    @checked(prefix=record_bytes, **_SIZE)
     def scan_prefix(
         self,
         prefix: bytes,
-        start: int | None = None,
-        limit: int | None = None,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
         *,
         records_max: int | None = None,
         bytes_max: int | None = None,
     ) -> KeyedScan:
         """Go through the records of all keys that begin with a prefix, in the order of the log; else as ``scan``."""
-        return self._scan(KeyMatch(prefix, prefix=True), start, limit, records_max=records_max, bytes_max=bytes_max)
+        bounds = OffsetRange.between(start, limit)
+        return self._scan(KeyMatch.of_prefix(prefix), bounds, records_max=records_max, bytes_max=bytes_max)
+
+    scan_prefix_async = awaited(scan_prefix)
+    """Await ``scan_prefix``; then go through it by ``async for``."""
+
+    @checked(**_SIZE)
+    def scan_keys(
+        self,
+        start_key: KeyBound | None = None,
+        limit_key: KeyBound | None = None,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
+        *,
+        records_max: int | None = None,
+        bytes_max: int | None = None,
+    ) -> KeyedScan:
+        """Go through the records of the keys from ``start_key`` to below ``limit_key``, in the order of the log.
+
+        Without a start or limit, from the first key, or to the last one; else as ``scan``.
+        """
+        match, bounds = KeyMatch.between(start_key, limit_key), OffsetRange.between(start, limit)
+        return self._scan(match, bounds, records_max=records_max, bytes_max=bytes_max)
+
+    scan_keys_async = awaited(scan_keys)
+    """Await ``scan_keys``; then go through it by ``async for``."""
 
     def _scan(
-        self, match: KeyMatch, start: int | None, limit: int | None, *, records_max: int | None, bytes_max: int | None
+        self, match: KeyMatch, offsets: OffsetRange, *, records_max: int | None, bytes_max: int | None
     ) -> KeyedScan:
         manifest = self._keys.manifest()
-        start, limit = within(manifest, start, limit)
+        start, limit = offsets.within(manifest)
         bounds = ScanBounds(start=start, limit=limit, records_max=records_max, bytes_max=bytes_max)
         return KeyedScan(self._keys, match, bounds, manifest)
 
-    @checked(prefix=record_bytes, **_RANGE, after=optional(record_bytes), keys_max=optional(_positive))
+    @checked(prefix=record_bytes, after=optional(record_bytes), keys_max=optional(_positive))
     def keys(
         self,
         prefix: bytes = b"",
-        start: int | None = None,
-        limit: int | None = None,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
         *,
         after: bytes | None = None,
         keys_max: int | None = None,
@@ -131,7 +168,7 @@ class KeyedLog(KeyedAppends):
 
         Only those behind ``after``, and at most ``keys_max`` of them: a list continues after its last key.
         """
-        match = KeyMatch(prefix, prefix=True)
+        match = KeyMatch.of_prefix(prefix)
 
         def listed(manifest: Manifest, first: int, end: int) -> list[bytes]:
             found: set[bytes] = set()
@@ -141,7 +178,10 @@ class KeyedLog(KeyedAppends):
                     found = set(heapq.nsmallest(keys_max, found))
             return sorted(found)
 
-        return self._keys.steady(start, limit, listed)
+        return self._keys.steady(OffsetRange.between(start, limit), listed)
+
+    keys_async = awaited(keys)
+    """Await ``keys``."""
 
     @checked(key=record_bytes)
     def tail(self, key: bytes) -> int:
@@ -151,24 +191,54 @@ class KeyedLog(KeyedAppends):
         """
         return self._tails.find(key)[0]
 
-    @checked(key=record_bytes, **_RANGE)
-    def count(self, key: bytes, start: int | None = None, limit: int | None = None) -> int:
-        """Count a key's records in [start, limit) exactly, tombstones included; no values are read."""
-        return count_exactly(self._keys, KeyMatch(key), start, limit)
+    tail_async = awaited(tail)
+    """Await ``tail``."""
 
-    @checked(key=record_bytes, **_RANGE, requests_max=integer)
-    def count_bounds(
-        self, key: bytes, start: int | None = None, limit: int | None = None, *, requests_max: int = 0
-    ) -> KeyCount:
-        """Bound the number of a key's records in [start, limit), by at most ``requests_max`` requests.
+    @checked(key=record_bytes, approximate=flag)
+    def count(
+        self,
+        key: bytes,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
+        *,
+        approximate: bool = False,
+    ) -> int:
+        """Count a key's records in a range exactly, tombstones included; no values are read.
 
-        With 0 they come from what is in memory, and hold for the log as it was when its manifest was loaded last. One
-        request loads that again; the others go where the bounds are widest. A request that the store does not answer
-        is repeated, and counts once.
+        An ``approximate`` count is an estimate from indexes alone: key roll-ups and what is in memory, and the keys of
+        at most 32 fragments of which these say nothing, however long the log. It is within 20 % if the log's keys are
+        spread evenly; ``count_bounds`` has it with its bounds.
         """
+        match, offsets = KeyMatch.of(key), OffsetRange.between(start, limit)
+        if not approximate:
+            return count_exactly(self._keys, match, offsets)
+        manifest = self._keys.manifest()
+        return Bounding(self._keys, match, *offsets.within(manifest)).estimate(manifest).estimate
+
+    count_async = awaited(count)
+    """Await ``count``."""
+
+    @checked(key=record_bytes, requests_max=integer)
+    def count_bounds(
+        self,
+        key: bytes,
+        start: OffsetBound | None = None,
+        limit: OffsetBound | None = None,
+        *,
+        requests_max: int = 0,
+    ) -> KeyCount:
+        """Bound and estimate the number of a key's records in a range, by at most ``requests_max`` requests.
+
+        With 0 they come from what is in memory: the bounds hold for the log as it was when its manifest was loaded
+        last. One request loads that again; the others go where the bounds are widest. A request that the store does not
+        answer is repeated, and counts once.
+        """
+        offsets = OffsetRange.between(start, limit)
         manifest = self._keys.manifest() if requests_max > 0 else self._keys.known
-        start, limit = within(manifest, start, limit)
-        return Bounding(self._keys, KeyMatch(key), start, limit).bound(manifest, requests_max - 1)
+        return Bounding(self._keys, KeyMatch.of(key), *offsets.within(manifest)).bound(manifest, requests_max - 1)
+
+    count_bounds_async = awaited(count_bounds)
+    """Await ``count_bounds``."""
 
     @checked(cursor=check_cursor_name, key=record_bytes)
     def lag(self, cursor: str, key: bytes) -> int:
@@ -182,6 +252,9 @@ class KeyedLog(KeyedAppends):
             message = f"log {self._log}: expected a cursor {cursor}, found none"
             raise InvalidRequestError(message)
         return self.count(key, witness.cursor.position.offset)
+
+    lag_async = awaited(lag)
+    """Await ``lag``."""
 
     @checked(name=check_cursor_name, prefix=record_bytes, start=consumer_start)
     def consumer(self, name: str, *, prefix: bytes = b"", start: ConsumerStart = "beginning") -> KeyedConsumer:
@@ -202,6 +275,9 @@ class KeyedLog(KeyedAppends):
         )
         return open_consumer(self._keys, opening, self._log, prefix)
 
+    consumer_async = awaited(consumer)
+    """Await ``consumer``."""
+
     @checked(
         key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
     )
@@ -217,8 +293,25 @@ class KeyedLog(KeyedAppends):
 
         All followers of a log in a process look at it together, and read each new fragment once.
         """
+        yield from self._followed(key, prefix, start, idle_s).records()
+
+    @checked(
+        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
+    )
+    def follow_async(
+        self,
+        key: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        start: int | None = None,
+        idle_s: float | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
+        return in_thread(self._followed(key, prefix, start, idle_s))
+
+    def _followed(self, key: bytes | None, prefix: bytes | None, start: int | None, idle_s: float | None) -> Following:
         if (key is None) == (prefix is None):
             message = "follow: expected a key or a prefix, found " + ("neither" if key is None else "both")
             raise InvalidRequestError(message)
-        match = KeyMatch(key) if key is not None else KeyMatch(prefix or b"", prefix=True)
-        yield from follow_keys(self._keys, match, start, idle_s).records()
+        match = KeyMatch.of(key) if key is not None else KeyMatch.of_prefix(prefix or b"")
+        return follow_keys(self._keys, match, start, idle_s)

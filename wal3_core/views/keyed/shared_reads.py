@@ -10,7 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from wal3_core.runtime import Outcome
+from wal3_core.runtime.loggers import READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from wal3_core.model.parquet import Arrangement
     from wal3_core.model.paths import LogId
     from wal3_core.runtime import Runtime
-    from wal3_core.views.keyed.key_index import KeyIndex
+    from wal3_core.views.keyed.key_index import KeyIndex, Offsets
     from wal3_core.views.keyed.keyed_options import KeyedOptions
     from wal3_core.workers import Share
 
@@ -32,6 +35,9 @@ V = TypeVar("V")
 
 _ROLLUPS_BYTES_MAX = 2**24
 _VERIFIED_MAX = 2**16
+_STRAYS_MAX = 2**16
+# Of strays that are found at once.
+_SHOWN_MAX = 10
 
 
 class Cache(Generic[V]):
@@ -110,6 +116,33 @@ class Cache(Generic[V]):
                 del self._loading[key]
 
 
+class Strays:
+    """The records of a log without a key, which are no key's: ``count`` of them were passed and reported, each once.
+
+    One that is read again when ``_STRAYS_MAX`` others lie behind it may count twice.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._lock = runtime.lock()
+        self._known: Offsets = np.zeros(0, dtype=np.uint64)
+        self.count = 0
+
+    def add(self, url: str, offsets: Offsets) -> None:
+        """Count and report those that were not known."""
+        with self._lock:
+            new = np.setdiff1d(offsets, self._known)
+            self._known = np.union1d(self._known, new)[-_STRAYS_MAX:]
+            self.count += len(new)
+        if len(new):
+            shown = ", ".join(map(str, new[:_SHOWN_MAX].tolist())) + (", …" if len(new) > _SHOWN_MAX else "")
+            READER.warning(
+                "log %s: passed %d records without a key, which belong to no key of a keyed log, at offsets %s",
+                url,
+                len(new),
+                shown,
+            )
+
+
 class SharedReads:
     """What was read of one life of a log: keys and rows of fragments, key roll-ups, the newest manifest."""
 
@@ -123,6 +156,7 @@ class SharedReads:
         self.rollups: Cache[KeyRollup] = Cache(runtime, _ROLLUPS_BYTES_MAX, _bytes_of_rollup)
         # The fragments whose setsum was checked.
         self.verified: Cache[bool] = Cache(runtime, _VERIFIED_MAX, lambda _: 1)
+        self.strays = Strays(runtime)
         # What is being loaded alone: what is held is ``newest``.
         self.manifests: Cache[Manifest] = Cache(runtime, 0, lambda _: 1)
         # The manifest that was loaded last, the version of the log's topic before that, and when the load began.

@@ -11,6 +11,7 @@ from wal3_core.errors import CorruptError, GarbageCollectedError, LogError
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue.held_items import US_PER_MS, time_us
 from wal3_core.views.queue.items import Leased, Peeked
+from wal3_core.views.queue.operations import GiveBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 class WithValues:
     """A result that needs the values of some items: each is made of an item, given by its place, and its value."""
 
-    def __init__(self, rows: Sequence[Row], make_one: Callable[[int, bytes], Any]) -> None:
+    def __init__(
+        self, rows: Sequence[Row], make_one: Callable[[int, bytes], Any], leases: Sequence[Lease] = ()
+    ) -> None:
         self.rows = rows
+        self.leases = leases
         self._make_one = make_one
 
     def make(self, values: Iterable[tuple[int, bytes]]) -> list[Any]:
@@ -35,11 +39,12 @@ class WithValues:
 
 
 class Answers:
-    """The answers of one turn."""
+    """The answers of one turn. ``give_back`` gets the leases of a caller who has given up meanwhile."""
 
-    def __init__(self, values: Values, readers: Executor) -> None:
+    def __init__(self, values: Values, readers: Executor, give_back: Callable[[GiveBack], object]) -> None:
         self._values = values
         self._readers = readers
+        self._give_back = give_back
         self._results: list[tuple[Future[Any], Any]] = []
         self._errors: list[tuple[Future[Any], Exception]] = []
 
@@ -58,7 +63,7 @@ class Answers:
         def make(index: int, value: bytes) -> Leased:
             return _leased(leases[index], value, keys[index])
 
-        self.add(future, WithValues([lease.row for lease in leases], make))
+        self.add(future, WithValues([lease.row for lease in leases], make, leases))
 
     def give(self, created_ms: int) -> None:
         """Give the answers: values that are not in memory are read by others meanwhile."""
@@ -80,7 +85,7 @@ class Answers:
         except Exception as error:  # noqa: BLE001 - the caller gets it; the lease ends, and the item comes back
             give(future, None, error)
         else:
-            give(future, made, None)
+            self._hand_over(future, made, result.leases)
 
     def _read_rest(self, future: Future[Any], result: WithValues, created_ms: int, error: LogError) -> None:
         """Give the items whose values can be read, if there are any: one that is damaged holds up no others."""
@@ -93,7 +98,11 @@ class Answers:
         if not found:
             give(future, None, error)
             return
-        give(future, result.make(found), None)
+        self._hand_over(future, result.make(found), result.leases)
+
+    def _hand_over(self, future: Future[Any], made: list[Any], leases: Sequence[Lease]) -> None:
+        if not give(future, made, None) and leases:
+            self._give_back(GiveBack(tuple((lease.row.id, lease.token.hex()) for lease in leases)))
 
     def fail(self, futures: Sequence[Future[Any]], error: Exception) -> None:
         """Give an error instead of all answers: those of the turn, and those of calls that were not looked at."""
@@ -102,16 +111,17 @@ class Answers:
             give(future, None, error)
 
 
-def give(future: Future[Any], result: Any, error: Exception | None) -> None:  # noqa: ANN401 - each has its own result
-    """Set a future that may have been cancelled."""
+def give(future: Future[Any], result: Any, error: Exception | None) -> bool:  # noqa: ANN401 - each has its own result
+    """Set a future that may have been cancelled: then return False."""
     if not future.running() and not future.set_running_or_notify_cancel():
-        return
+        return False
     # The caller's callbacks run here; what they raise is logged by the future.
     with contextlib.suppress(InvalidStateError):
         if error is None:
             future.set_result(result)
         else:
             future.set_exception(error)
+    return True
 
 
 def _leased(lease: Lease, value: bytes, dedupe_key: bytes | None) -> Leased:

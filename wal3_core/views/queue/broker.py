@@ -22,6 +22,7 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
+from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.views.queue.answering import Answers, fitting, give
@@ -36,7 +37,7 @@ from wal3_core.views.queue.queue_state import Turn
 from wal3_core.views.queue.taken import Taken, fenced
 from wal3_core.views.queue.taking import take, take_again
 from wal3_core.views.queue.values import Values
-from wal3_core.views.queue.waiting import Inbox, Line
+from wal3_core.views.queue.waiting import Call, Inbox, Line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue.loading import LoadedQueue
+    from wal3_core.views.queue.operations import GiveBack
     from wal3_core.views.queue.queue_options import QueueOptions
-    from wal3_core.views.queue.waiting import Call
 
 # What one turn takes: it becomes one fragment.
 _TURN_RECORDS = 20_000
@@ -143,7 +144,7 @@ class Broker:
 
     def _take_turn(self, calls: list[Call], *, last: bool = False) -> None:
         """Do what was asked for, make it durable, and answer."""
-        answers = Answers(self.values, self._readers)
+        answers = Answers(self.values, self._readers, self.give_back)
         left: list[Call] = []
         try:
             if not self._sound:
@@ -224,20 +225,24 @@ class Broker:
             if len(turn.keys) >= _TURN_RECORDS or not self.state.head(1, turn.now_ms):
                 break
             self._line.leave()
-            if waiter.future.set_running_or_notify_cancel():
-                wanted = waiter.operation
-                count = wanted.count
-                if wanted.bytes_max is not None:
-                    count = len(fitting(self.state.head(count, turn.now_ms), wanted.bytes_max))
-                answers.add_leases(
-                    waiter.future, self.state, self.state.lease(count, wanted.lease_s, self._new_token, turn)
-                )
+            # Its caller may give up until it is answered: then what is handed out here is given back.
+            wanted = waiter.operation
+            count = wanted.count
+            if wanted.bytes_max is not None:
+                count = len(fitting(self.state.head(count, turn.now_ms), wanted.bytes_max))
+            answers.add_leases(
+                waiter.future, self.state, self.state.lease(count, wanted.lease_s, self._new_token, turn)
+            )
         if waits or (len(turn.keys) >= _TURN_RECORDS and not last):
             # Of a turn that is full, those who wait may get items with the next one.
             return
         for future in self._line.over(last=last):
-            if future.set_running_or_notify_cancel():
-                answers.add_leases(future, self.state, [])
+            answers.add_leases(future, self.state, [])
+
+    def give_back(self, operation: GiveBack) -> None:
+        """Put items back with the next turn; if that fails, they come back when their leases end. Never waits."""
+        self.inbox.put_back([Call(operation, Outcome(), 0)])
+        self.inbox.wake()
 
     def _new_token(self) -> bytes:
         return bytes.fromhex(self._runtime.token())

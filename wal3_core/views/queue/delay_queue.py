@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several
-from wal3_core.errors import InvalidRequestError, LogExistsError
+from wal3_core.arguments import SECONDS_MAX, checked, instance_of, integer, optional, seconds, several
+from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
+from wal3_core.log.read.following_async import Calls, awaited
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -21,6 +23,7 @@ from wal3_core.views.queue.operations import (
     Define,
     Dequeue,
     Extend,
+    GiveBack,
     Kick,
     Operation,
     Purge,
@@ -32,13 +35,16 @@ from wal3_core.views.queue.queue_options import QueueOptions
 from wal3_core.views.queue.waiting import Look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from concurrent.futures import Future
     from types import TracebackType
 
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue.items import Enqueued, ItemStats, Leased, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
+
+# Of asyncio, at a time: operations that wait for nothing but their turn.
+_CALLS_MAX = 32
 
 
 class DelayQueue:
@@ -48,12 +54,15 @@ class DelayQueue:
     FencedError from then on. When the store fails a call, its error says whether it may have had its effect, as of an
     append; the queue is then loaded again from its log. Any call raises ClosedError after ``close``. One from a signal
     handler or a ``__del__`` that interrupts another call, and could only wait for it, raises InvalidRequestError.
+
+    In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
     """
 
     def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
         self._runtime = runtime
         self.log = log
         self._broker = Broker(store, log, options, runtime)
+        self._async = Calls("wal3-queue-calls", _CALLS_MAX)
 
     @classmethod
     @checked(
@@ -119,6 +128,9 @@ class DelayQueue:
         """Give the queue another definition; leases that were given keep their time."""
         self._wait(self.submit(Define(definition)))
 
+    define_async = awaited(define)
+    """Await ``define``."""
+
     # ------------------------------------------------------------------ items
 
     def enqueue(
@@ -133,10 +145,16 @@ class DelayQueue:
         """Add an item; see ``NewItem``. QueueFullError when the queue has as many as its definition allows."""
         return self.enqueue_many([NewItem(value, deadline_us, delay_s, priority, dedupe_key)])[0]
 
+    enqueue_async = awaited(enqueue)
+    """Await ``enqueue``."""
+
     def enqueue_many(self, items: Iterable[NewItem]) -> list[Enqueued]:
         """Add items, all or none: at most 10,000, and 32 MiB."""
         result: list[Enqueued] = self._wait(self.submit(listed(items)))
         return result
+
+    enqueue_many_async = awaited(enqueue_many)
+    """Await ``enqueue_many``."""
 
     def dequeue(self, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Leased]:
         """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first one.
@@ -149,19 +167,66 @@ class DelayQueue:
             result: list[Leased] = self._wait(future)
         except BaseException:
             # Interrupted: no caller would get the items.
-            future.cancel()
+            self._give_up(future)
             raise
         return result
+
+    async def dequeue_async(
+        self, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None
+    ) -> list[Leased]:
+        """Await ``dequeue``. When its caller is cancelled, items are given back, and no delivery is counted."""
+        items: list[Leased] = await self.submit_async(Dequeue(count, timeout_s, lease_s))
+        return items
+
+    @checked(idle_s=optional(seconds))
+    async def follow_async(
+        self, *, idle_s: float | None = None, lease_s: float | None = None
+    ) -> AsyncGenerator[Leased, None]:
+        """Go through items from asyncio: each is leased when it is asked for, and is to be released.
+
+        It ends when none came for ``idle_s`` seconds, or when the queue is closed.
+        """
+        with contextlib.suppress(ClosedError):
+            while items := await self.dequeue_async(
+                timeout_s=SECONDS_MAX if idle_s is None else idle_s, lease_s=lease_s
+            ):
+                yield items[0]
+
+    def _give_up(self, future: Future[Any]) -> None:
+        """Cancel a dequeue; if it has its answer, give that back."""
+        if not future.cancel():
+            future.add_done_callback(self._give_back)
+
+    def _give_back(self, done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None and (items := done.result()):
+            self._broker.give_back(GiveBack(tuple((item.id, item.token) for item in items)))
 
     @checked(item_id=integer)
     def release(self, item_id: int, token: str) -> None:
         """Remove a leased item: its work is done. StaleTokenError when the lease has ended, or is another one."""
         self.release_many([(item_id, token)])
 
+    release_async = awaited(release)
+    """Await ``release``."""
+
     def release_many(self, leases: Iterable[tuple[int, str]]) -> None:
         """Remove leased items, all or none."""
         several(leases, "leases")
         self._wait(self.submit(Release(tuple(leases))))
+
+    release_many_async = awaited(release_many)
+    """Await ``release_many``."""
+
+    def give_back(self, leases: Iterable[tuple[int, str]]) -> None:
+        """Put leased items back as if they had not been handed out: due as they were, and no delivery is counted.
+
+        Those whose leases have ended, or are others, are left as they are.
+        """
+        several(leases, "leases")
+        self._wait(self.submit(GiveBack(tuple(leases))))
+
+    give_back_async = awaited(give_back)
+    """Await ``give_back``."""
 
     @checked(item_id=integer)
     def requeue(
@@ -180,16 +245,25 @@ class DelayQueue:
         result: Enqueued = self._wait(self.submit(Requeue(item_id, token, deadline_us, delay_s, value)))
         return result
 
+    requeue_async = awaited(requeue)
+    """Await ``requeue``."""
+
     @checked(item_id=integer)
     def extend(self, item_id: int, token: str, lease_s: float) -> int:
         """Let a lease end ``lease_s`` seconds from now; return that time in microseconds."""
         result: int = self._wait(self.submit(Extend(item_id, token, lease_s)))
         return result
 
+    extend_async = awaited(extend)
+    """Await ``extend``."""
+
     @checked(item_id=integer)
     def bury(self, item_id: int, token: str) -> None:
         """Put a leased item among the dead letters."""
         self._wait(self.submit(Bury(item_id, token)))
+
+    bury_async = awaited(bury)
+    """Await ``bury``."""
 
     def kick(self, count: int = 1) -> list[int]:
         """Make the ``count`` dead letters that were buried first pending, due now, and return their ids.
@@ -199,10 +273,16 @@ class DelayQueue:
         result: list[int] = self._wait(self.submit(Kick(count)))
         return result
 
+    kick_async = awaited(kick)
+    """Await ``kick``."""
+
     def kick_ids(self, ids: Iterable[int]) -> None:
         """Make these dead letters pending, all or none. UnknownItemError names one that is none."""
         several(ids, "ids")
         self._wait(self.submit(Kick(1, tuple(ids))))
+
+    kick_ids_async = awaited(kick_ids)
+    """Await ``kick_ids``."""
 
     @checked(pending=instance_of(bool), leased=instance_of(bool), dead=instance_of(bool), dry_run=instance_of(bool))
     def purge(self, *, pending: bool = True, leased: bool = False, dead: bool = False, dry_run: bool = False) -> int:
@@ -215,6 +295,9 @@ class DelayQueue:
         result: int = self._wait(self.submit(Purge(pending, leased, dead)))
         return result
 
+    purge_async = awaited(purge)
+    """Await ``purge``."""
+
     # ------------------------------------------------------------------ looking
 
     @checked(count=positive, bytes_max=optional(positive))
@@ -226,11 +309,17 @@ class DelayQueue:
         head: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.head(count), bytes_max)))
         return head
 
+    peek_async = awaited(peek)
+    """Await ``peek``."""
+
     @checked(count=positive, after=integer, bytes_max=optional(positive))
     def dead(self, count: int = 100, *, after: int = 0, bytes_max: int | None = None) -> list[Peeked]:
         """Return dead letters by rising ids: at most ``count``, with ids above ``after``; ``bytes_max`` as of peek."""
         letters: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.letters(count, after), bytes_max)))
         return letters
+
+    dead_async = awaited(dead)
+    """Await ``dead``."""
 
     @checked(item_id=integer)
     def item(self, item_id: int) -> ItemStats:
@@ -238,11 +327,17 @@ class DelayQueue:
         stats: ItemStats = self._look(lambda state, _now: state.item_stats(item_id))
         return stats
 
+    item_async = awaited(item)
+    """Await ``item``."""
+
     def stats(self) -> QueueStats:
         """Return what the queue holds."""
         broker = self._broker
         stats: QueueStats = self._look(lambda state, now_ms: state.stats(now_ms, broker.num_waiting))
         return stats
+
+    stats_async = awaited(stats)
+    """Await ``stats``."""
 
     # ------------------------------------------------------------------ the broker
 
@@ -255,6 +350,21 @@ class DelayQueue:
         thread, and must not wait for another operation: calls that would wait raise InvalidRequestError there.
         """
         return self._broker.inbox.put(operation, timeout_s)
+
+    async def submit_async(self, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+        """Return the result of an operation once it is durable; many that wait at a time become one append.
+
+        When its caller is cancelled, an operation is not done unless its turn had come by then; of a dequeue, items are
+        given back.
+        """
+        import asyncio  # noqa: PLC0415 - as in ``Calls``
+
+        future = await self._async.made(partial(self.submit, operation), give_back=self._give_up)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._give_up(future)
+            raise
 
     def _look(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
         return self._wait(self._broker.inbox.put(Look(ask), None))
@@ -274,9 +384,24 @@ class DelayQueue:
         waiting: Future[None] = self._look(lambda _state, _now: broker.checkpointer.want())
         self._wait(waiting)
 
+    checkpoint_async = awaited(checkpoint)
+    """Await ``checkpoint``."""
+
     def close(self) -> None:
         """Do what was asked for so far, and end; calls that wait for an item get none."""
         self._broker.close()
+        self._async.close()
+
+    close_async = awaited(close)
+    """Await ``close``."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
     def __enter__(self) -> Self:
         return self

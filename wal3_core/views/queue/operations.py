@@ -52,7 +52,7 @@ class Dequeue:
     """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first. Its result: a list of Leased.
 
     Their values have at most ``bytes_max`` bytes together, unless the first alone has more. To cancel its future takes
-    it out of the line, unless it was served.
+    it out of the line; what it was served by then is given back.
     """
 
     count: int = 1
