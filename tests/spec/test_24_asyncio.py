@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,7 @@ from wal3_core import (
     UnavailableError,
     seal,
 )
+from wal3_core.log.read.following_async import Calls
 from wal3_core.options import RetryOptions
 
 from .seals import collect, fill
@@ -239,4 +242,44 @@ def test_collected_record_is_an_error_of_the_async_follower_too(memory_store: Me
 
     with pytest.raises(GarbageCollectedError, match="from 3, found 2"):
         asyncio.run(asyncio.wait_for(follow(), DEADLINE_S))
+    no_follower_is_left()
+
+
+# ---------------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_call_whose_caller_was_cancelled_gives_back_what_it_returned_and_one_that_had_not_begun_is_not_made(
+    *, closed: bool
+) -> None:
+    calls, begun, ends = Calls("wal3-follow-test"), threading.Event(), threading.Event()
+    made: list[str] = []
+    given_back: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def call(name: str) -> str:
+        made.append(name)
+        begun.set()
+        assert ends.wait(DEADLINE_S)
+        return name
+
+    async def run() -> str:
+        tasks = [
+            asyncio.create_task(calls.made(partial(call, name), give_back=given_back.put, wake=ends.set))
+            for name in ("under way", "waits")
+        ]
+        await asyncio.to_thread(begun.wait, DEADLINE_S)
+        if closed:
+            calls.close()
+        for task in reversed(tasks):
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        return await calls.made(partial(call, "next"))
+
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == "next"
+    calls.close()
+
+    assert made == ["under way", "next"]
+    assert given_back.get(timeout=DEADLINE_S) == "under way"
+    assert given_back.empty()
     no_follower_is_left()
