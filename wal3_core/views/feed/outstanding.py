@@ -287,12 +287,14 @@ class Outstanding:
     def _is_open(self, offset: int) -> bool:
         return offset in self._items or offset in self._dead or offset >= self.read_limit
 
-    def take_over(self, position: LogPosition, progress: Progress, before: Progress) -> bool:
-        """Take over what another process has done since ``before``; False if it delivers again what was not done."""
-        revived = [offset for offset in before.dead.offsets() if offset not in progress.dead]
-        done = progress.done
-        if any(offset >= position.offset and offset not in done for offset in revived):
-            return False
+    def take_over(self, position: LogPosition, progress: Progress, before: Progress) -> None:
+        """Take over what another process has done since ``before``."""
+        done, kept = progress.done, {*progress.dead.offsets()}
+        changed = {*before.dead.offsets()} - kept
+        revived = {offset for offset in changed if offset >= position.offset and offset not in done}
+        if revived:
+            self._read_again(position, progress, revived)
+            return
         self._floor = max(self._floor, position.offset)
         self.done_ahead = (self.done_ahead | done).between(self._floor, U64_MAX)
         for start, item in list(self._items.items()):
@@ -304,7 +306,16 @@ class Outstanding:
                 self._attempts[offset] = max(count, self._attempts.get(offset, 0))
         if self.read_limit < position.offset:
             self.read_limit, self.read_us = position.offset, max(self.read_us, position.timestamp_us)
-        return True
+
+    def _read_again(self, position: LogPosition, progress: Progress, revived: set[int]) -> None:
+        """Begin again, with what both have done: dead letters are delivered again, and they are not in memory."""
+        own = self.progress()
+        read = OffsetRanges.of([(position.offset, self.floor()[0])])
+        done = (progress.done | own.done | read).between(position.offset, U64_MAX)
+        dead = {*progress.dead.offsets(), *own.dead.offsets()} - revived
+        counts = {offset: count for offset, count in own.deliveries.items() if offset not in revived}
+        ranges = OffsetRanges.of((offset, offset + 1) for offset in dead if offset not in done)
+        self.begin_again(position, Progress(done, counts | progress.deliveries, ranges))
 
     def _take_over_dead(self, position: LogPosition, progress: Progress, before: Progress) -> None:
         for offset in list(self._dead):

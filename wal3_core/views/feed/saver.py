@@ -100,7 +100,9 @@ class Saver:
         onwards = self.saved.look_again()
         position, progress = self.saved.position, self.saved.state.progress
         with self.lock:
-            if not (onwards and self.outstanding.take_over(position, progress, before)):
+            if onwards:
+                self.outstanding.take_over(position, progress, before)
+            else:
                 self.outstanding.begin_again(position, progress)
 
     def _save_by_time(self) -> None:
