@@ -44,6 +44,18 @@ SUBSCRIPTION_MUTANTS = (
         "for gap in self._outstanding.lost(limit):",
         "for gap in ():",
     ),
+    Mutation(
+        "a record that is no message is passed silently",
+        "wal3_core.views.feed.feed_subscription:_Reading._add",
+        "        if item is None:\n",
+        "        if not isinstance(item, FeedMessage):\n",
+    ),
+    Mutation(
+        "a dead letter counts as done",
+        OUTSTANDING + "_open",
+        "if start < self.read_limit}",
+        "if start < 0}",
+    ),
 )
 KEYED_MUTANTS = (
     Mutation(
