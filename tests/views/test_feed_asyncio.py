@@ -120,7 +120,7 @@ def test_message_that_came_when_its_caller_was_cancelled_is_given_to_the_next_on
         subscription = opened(memory_store, SLOW)
         for _ in range(3):
             for follower in (reader, subscription):
-                # It has returned, and nobody has seen what.
+                # It has returned, and no task has seen what.
                 task = asyncio.ensure_future(follower.recv_async())
                 await asyncio.sleep(0)
                 time.sleep(0.2)  # noqa: ASYNC251 - no other task runs meanwhile

@@ -82,7 +82,7 @@ def test_nak_wakes_a_thread_that_waits(memory_store: MemoryStore, prefetch_max: 
     thread.join(DEADLINE_S)
 
 
-def test_message_that_is_in_progress_is_not_delivered_again_until_its_time_is_over_anew() -> None:
+def test_message_that_is_in_progress_is_delivered_again_only_when_its_time_is_over() -> None:
     def work(store: MemoryStore, process: SimProcess) -> float:
         published(store, ["a"])
         subscription = FeedSubscription.open(store, "f", "s", runtime=process)

@@ -127,7 +127,7 @@ class FeedSubscription:
 
     @property
     def ended(self) -> bool:
-        """Whether the log is sealed, and all its messages were acknowledged."""
+        """Whether the log is sealed, and all its messages were acknowledged, or are dead letters."""
         following, found = self._reading.following, self._outstanding
         sealed = following is not None and following.sealed is not None
         # In this order: it may be put back meanwhile, or was since it came to the seal.
@@ -329,7 +329,8 @@ class FeedSubscription:
         """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
         self._looking.close()
         self._runtime.publish(self._acks)
-        self._receiving.close()
+        for calls in (self._receiving, self._aside):
+            calls.close()
         self._saver.close()
 
     @checked(item=_an_item)
@@ -367,7 +368,6 @@ class FeedSubscription:
     async def close_async(self) -> None:
         """Await ``close``."""
         await self._aside.made(self.close)
-        self._aside.close()
 
     def __enter__(self) -> Self:
         return self
@@ -389,7 +389,6 @@ class FeedSubscription:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._aside.made(partial(self.__exit__, kind, error, trace))
-        self._aside.close()
 
 
 class _Reading:

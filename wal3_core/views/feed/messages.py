@@ -101,24 +101,29 @@ def message_of(record: Record, log_id: LogId, takes: Callable[[str], bool]) -> F
 
     A record that names no topic is a stray to everyone.
     """
-    position, at_us, topic = f"{log_id}:{record.offset + 1}", record.timestamp_us, topic_of(record.key)
+    topic = topic_of(record.key)
     if topic is None:
         found = "none" if not record.key else f"{len(record.key)} bytes that are no text"
-        reason = f"expected a topic as its key, found {found}"
-        return Stray(offset=record.offset, timestamp_us=at_us, position=position, reason=reason)
+        return _stray(record, log_id, f"expected a topic as its key, found {found}")
     if not takes(topic):
         return None
     message, own_us, fault = unpacked_or_error(record.body)
     if fault is not None:
-        return Stray(offset=record.offset, timestamp_us=at_us, position=position, reason=fault)
+        return _stray(record, log_id, fault)
+    at_us = record.timestamp_us
     return FeedMessage(
         topic=topic,
         message=message,
         offset=record.offset,
         timestamp_us=at_us,
         published_us=at_us if own_us is None else min(own_us, at_us),
-        position=position,
+        position=f"{log_id}:{record.offset + 1}",
     )
+
+
+def _stray(record: Record, log_id: LogId, reason: str) -> Stray:
+    position = token_of(log_id, record.offset + 1)
+    return Stray(offset=record.offset, timestamp_us=record.timestamp_us, position=position, reason=reason)
 
 
 def topic_of(key: bytes | None) -> str | None:
