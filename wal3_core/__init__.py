@@ -170,7 +170,10 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.feed.messages import Delivery as Delivery
     from wal3_core.views.feed.messages import FeedMessage as FeedMessage
     from wal3_core.views.feed.messages import Gap as Gap
+    from wal3_core.views.feed.messages import Stray as Stray
+    from wal3_core.views.feed.subscription_options import SubscriptionInfo as SubscriptionInfo
     from wal3_core.views.feed.subscription_options import SubscriptionOptions as SubscriptionOptions
+    from wal3_core.views.feed.topics import Levels as Levels
     from wal3_core.views.keyed.key_count import KeyCount as KeyCount
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer as KeyedConsumer
     from wal3_core.views.keyed.keyed_log import KeyedLog as KeyedLog
@@ -271,6 +274,7 @@ _HOMES = {
     "KeyedScan": "wal3_core.views.keyed.keyed_scan",
     **dict.fromkeys(("Excluded", "Included"), "wal3_core.views.keyed.ranges"),
     "Lag": "wal3_core.log.read.consumed",
+    "Levels": "wal3_core.views.feed.topics",
     "Limits": "wal3_core.options",
     "LogAt": "wal3_core.log.maintain.copier",
     "LogError": "wal3_core.errors",
@@ -334,6 +338,8 @@ _HOMES = {
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
     "Stretch": "wal3_core.model.rollup_plan",
+    "Stray": "wal3_core.views.feed.messages",
+    "SubscriptionInfo": "wal3_core.views.feed.subscription_options",
     "SubscriptionOptions": "wal3_core.views.feed.subscription_options",
     "TailMismatchError": "wal3_core.errors",
     "ThreadRuntime": "wal3_core.runtime.threads",

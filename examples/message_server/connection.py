@@ -194,8 +194,8 @@ class Connection:
 
     async def _follow(self, frame: Frame) -> None:
         topics, start = frame.get("topics", ["*"]), frame.get("start", "end")
-        if self._following or not isinstance(topics, list) or (isinstance(start, dict) and "timestamp_us" not in start):
-            raise BadFrameError("follow: expected a list of topics, once")
+        if self._following or not isinstance(topics, list) or not _is_start(start):
+            raise BadFrameError("follow: expected a list of topics and a start, once")
         if isinstance(start, dict):
             start = AtTime(start["timestamp_us"])
         try:
@@ -219,6 +219,10 @@ class Connection:
                 for frame in frames:
                     await self._send(frame)
         raise ClosingError(DONE, "the log is sealed")
+
+
+def _is_start(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and "timestamp_us" in value)
 
 
 def _is_id(value: object) -> TypeGuard[str]:

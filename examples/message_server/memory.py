@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from wal3_core import (
     LogReader,
     OverloadedError,
     ReaderOptions,
+    Stray,
     WriterOptions,
 )
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from wal3_core import FeedMessage, ObjectStore
 
+log = logging.getLogger("message-server")
 T = TypeVar("T")
 MIB = 2**20
 # Small fragments: each client that is behind holds a few of them.
@@ -103,10 +106,10 @@ class Memory:
         end = self._end_offset()
         reader = FeedReader.open(self._store, self._log, start=after, options=READER)
         found: dict[str, str] = {}
-        while len(found) < len(ids) and (message := reader.recv(0)) is not None and message.offset < end:
-            message_id, _ = parts(message)
+        while len(found) < len(ids) and (item := reader.recv(0)) is not None and item.offset < end:
+            message_id = None if isinstance(item, Stray) else parts(item)[0]
             if message_id in ids:
-                found.setdefault(message_id, message.position)
+                found.setdefault(message_id, item.position)
         return found
 
     # ------------------------------------------------------------------ reading
@@ -158,11 +161,14 @@ class Follower:
         num_chars = 0
         # If the feed goes on in another log, its clients hear that this one is sealed.
         with contextlib.suppress(FeedMovedError):
-            message = self._reader.recv(WAIT_S)
-            while message is not None:
-                frames.append(self._frame(message))
-                num_chars += len(frames[-1])
-                message = self._reader.recv(NO_WAIT_S) if num_chars < ON_THE_WAY_MAX else None
+            item = self._reader.recv(WAIT_S)
+            while item is not None:
+                if isinstance(item, Stray):
+                    log.warning("record %d is no message, and is passed: %s", item.offset, item.reason)
+                else:
+                    frames.append(self._frame(item))
+                    num_chars += len(frames[-1])
+                item = self._reader.recv(NO_WAIT_S) if num_chars < ON_THE_WAY_MAX else None
         return frames
 
     def _frame(self, message: FeedMessage) -> str:

@@ -49,17 +49,19 @@ def drawn_view_story(
     drawn = drawn or dice.choice((drawn_subscribing, drawn_key_consuming))
     consuming = drawn(dice)
     pace_s = dice.choice((0.1, 1.0))
-    cast = _consuming_cast(dice, consuming, pace_s)
     compacts = dice.random() < COMPACTED
+    cast = _consuming_cast(dice, consuming, pace_s, keyless=not compacts)
     if compacts:
         cast |= {"governor": Governing(ViewTerms(pace_s), 3), "compactor": drawn_key_compacting(dice, pace_s * 2)}
     return Story(seed, cast=cast, end=consuming.drain, compacts=compacts)
 
 
-def _consuming_cast(dice: Random, consuming: Subscribing | KeyConsuming, pace_s: float) -> dict[str, Actor]:
+def _consuming_cast(
+    dice: Random, consuming: Subscribing | KeyConsuming, pace_s: float, *, keyless: bool
+) -> dict[str, Actor]:
     """Publishers, two processes of one name, a reader, and collections that follow them."""
     cast: dict[str, Actor] = {
-        "publisher0": Publisher(drawn_options(dice), 12, pace_s),
+        "publisher0": Publisher(drawn_options(dice), 12, pace_s, keyless),
         "consuming0": consuming,
         # It would not be collected without a cursor; this one runs ahead.
         "ahead": Consumer("ahead", 40, pace_s / 2),
@@ -68,7 +70,7 @@ def _consuming_cast(dice: Random, consuming: Subscribing | KeyConsuming, pace_s:
     keeping = KeyedOptions(reader=READING, keys_cached_bytes_max=dice.choice((0, 2**20)), bodies_cached_bytes_max=0)
     packing = SnapshotCompactorOptions(snapshots=drawn_options(dice).snapshots, retry=RETRY)
     chances: dict[str, tuple[float, Actor]] = {
-        "publisher1": (0.5, Publisher(drawn_options(dice), 8, pace_s)),
+        "publisher1": (0.5, Publisher(drawn_options(dice), 8, pace_s, keyless)),
         "consuming1": (0.5, consuming),
         "reaper": (0.5, Reaper("consuming0", dice.random() * pace_s * 8, consuming)),
         "freezer": (

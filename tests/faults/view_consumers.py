@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.faults.actors import append_once
 from tests.faults.store import LOG, SimStore
 from wal3_core import (
+    Delivery,
     FeedSubscription,
     Gap,
     KeyedLog,
@@ -18,6 +19,7 @@ from wal3_core import (
     LogWriter,
     Message,
     ReaderOptions,
+    Stray,
     SubscriptionOptions,
 )
 from wal3_core.errors import CursorConflictError
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
 
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core import Delivery, KeyedConsumer, Record, WriterOptions
+    from wal3_core import KeyedConsumer, Record, WriterOptions
+    from wal3_core.views.feed.outstanding import Item
 
 NAME = "s"
 TOPICS = ("chat", "chat/a", "chat/ab", "other")
 TOPIC, PREFIX = "chat*", b"chat"
+# What begins the body of a record that is no message.
+STRAY = b"\xc1"
 RETRY = RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5)
 READING = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, retry=RETRY, poll_s_min=0.05, poll_s_max=0.5)
 
@@ -103,11 +108,13 @@ def _repeat(stage: Stage, process: SimProcess, rounds: int, work: Callable[[Stag
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Appends messages of several topics; initializes the log when it finds none."""
+    """Appends messages of several topics, and records that are none; initializes the log when it finds none."""
 
     options: WriterOptions
     appends: int
     pause_s_max: float
+    # A log that is compacted by key takes no records without one.
+    keyless: bool = False
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/topics")
@@ -119,10 +126,14 @@ class Publisher:
         for number in range(self.appends):
             stage.simulation.pause(dice.random() * self.pause_s_max)
             names = [f"{process.name}/{number}/{n}" for n in range(dice.choice((1, 1, 3)))]
-            append_once(
-                stage, store, writer, tuple(Message(packed(name), dice.choice(TOPICS).encode()) for name in names)
-            )
+            append_once(stage, store, writer, tuple(self._record(name, dice) for name in names))
         writer.close()
+
+    def _record(self, name: str, dice: Random) -> Message:
+        if dice.random() < 0.9:
+            return Message(packed(name), dice.choice(TOPICS).encode())
+        key = None if self.keyless and dice.random() < 0.5 else dice.choice(TOPICS).encode()
+        return Message(STRAY + name.encode(), key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +155,17 @@ class Subscribing:
     def _receive(self, stage: Stage, store: SimStore, dice: Random) -> None:
         saved = set(self.ledger.saved)
         subscription = self.open(stage, store)
-        held: list[Delivery | Gap] = []
+        held: list[Item] = []
         acked: set[int] = set()
         for _ in range(dice.randrange(1, 25)):
             item = subscription.recv(dice.choice((0.0, 0.5, 3.0)))
             if item is not None:
                 self.see(stage, item, saved | acked)
-                held.append(item)
+                if isinstance(item, Stray):
+                    acked.add(item.offset)
+                else:
+                    held.append(item)
+                self._put_off(subscription, item, dice)
             if held and dice.random() < 0.6:
                 acked |= self.acknowledge(subscription, held.pop(dice.randrange(len(held))))
             if dice.random() < 0.1:
@@ -158,12 +173,23 @@ class Subscribing:
         if dice.random() < 0.7:
             self._keep(subscription.close, acked)
 
+    def _put_off(self, subscription: FeedSubscription, item: Item, dice: Random) -> None:
+        match dice.randrange(8):
+            case 0:
+                subscription.nak(item, dice.choice((0.0, 1.0)))
+            case 1:
+                subscription.in_progress(item)
+            case 2 if dice.random() < 0.2:
+                for dead in subscription.dead_letters():
+                    if isinstance(dead, Delivery):
+                        subscription.redeliver(dead)
+
     def _keep(self, save: Callable[[], None], acked: set[int]) -> None:
         now = set(acked)
         save()
         self.ledger.saved |= now
 
-    def see(self, stage: Stage, item: Delivery | Gap, done: set[int]) -> None:
+    def see(self, stage: Stage, item: Item, done: set[int]) -> None:
         """Check an item as it is given; none of ``done`` may come."""
         oracle = stage.world.oracle
         if isinstance(item, Gap):
@@ -175,6 +201,13 @@ class Subscribing:
             stage.world.fired["gaps of compaction"] += item.limit > first
             twice = done.intersection(range(item.start, item.limit))
             stage.world.fired["gaps"] += 1
+        elif isinstance(item, Stray):
+            record = oracle.records[item.offset - 1]
+            assert (record.body or b"").startswith(STRAY), f"no stray: {item}"
+            twice = done & {item.offset}
+            # Given once, it is done.
+            self.ledger.done.add(item.offset)
+            stage.world.fired["strays"] += 1
         else:
             record = oracle.records[item.offset - 1]
             assert (packed(item.message), item.topic.encode()) == (record.body, record.key), f"altered: {item}"
@@ -182,7 +215,7 @@ class Subscribing:
             self.ledger.given[item.offset] += 1
         assert not twice, f"given again after its acknowledgement: {item}"
 
-    def acknowledge(self, subscription: FeedSubscription, item: Delivery | Gap) -> set[int]:
+    def acknowledge(self, subscription: FeedSubscription, item: Item) -> set[int]:
         """Acknowledge an item; return its offsets."""
         offsets = set(range(item.start, item.limit)) if isinstance(item, Gap) else {item.offset}
         # Before the call: it may save, and then fail.
@@ -195,6 +228,10 @@ class Subscribing:
         store = _operated(stage, operator)
         with self.open(stage, store) as subscription:
             done = set(self.ledger.saved)
+            for dead in subscription.dead_letters():
+                self.see(stage, dead, done)
+                done |= self.acknowledge(subscription, dead)
+                stage.world.fired["dead letters"] += 1
             while (item := subscription.recv(0)) is not None:
                 self.see(stage, item, done)
                 done |= self.acknowledge(subscription, item)
@@ -278,6 +315,7 @@ def drawn_subscribing(dice: Random) -> Subscribing:
         prefetch_max=dice.choice((1, 3, 50)),
         save_acks_max=dice.choice((1, 3, 1000)),
         save_s_max=dice.choice((0.0, 0.5, 5.0)),
+        max_deliveries=dice.choice((None, None, 1, 3)),
         pins=dice.random() < 0.6,
         reader=READING,
     )

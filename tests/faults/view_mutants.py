@@ -11,18 +11,18 @@ SUBSCRIPTION_MUTANTS = (
     Mutation(
         "a subscription's floor is where it has read to",
         OUTSTANDING + "floor",
-        "lowest = min(self._items, default=None)",
+        "lowest = next(self._open(), None)",
         "lowest = None",
     ),
     Mutation(
         "an outstanding message counts as done above the floor",
-        OUTSTANDING + "done",
-        "            start = _limit_of(self._items[low])\n",
+        OUTSTANDING + "progress",
+        "            start = high\n",
         "",
     ),
     Mutation(
         "what was acknowledged above the floor is not saved",
-        OUTSTANDING + "done",
+        OUTSTANDING + "progress",
         "if each[0] > floor)",
         "if each[0] > self.read_limit)",
     ),
@@ -35,14 +35,26 @@ SUBSCRIPTION_MUTANTS = (
     Mutation(
         "a message is given again after its acknowledgement",
         OUTSTANDING + "finish",
-        "        self._forget(start_of_item(item))\n",
+        "        self._forget(start)\n",
         "",
     ),
     Mutation(
         "what was collected before it was read is passed silently",
-        "wal3_core.views.feed.feed_subscription:FeedSubscription._pass",
+        "wal3_core.views.feed.feed_subscription:_Reading._pass",
         "for gap in self._outstanding.lost(limit):",
         "for gap in ():",
+    ),
+    Mutation(
+        "a record that is no message is passed silently",
+        "wal3_core.views.feed.feed_subscription:_Reading._add",
+        "        if item is None:\n",
+        "        if not isinstance(item, FeedMessage):\n",
+    ),
+    Mutation(
+        "a dead letter counts as done",
+        OUTSTANDING + "_open",
+        "if start < self.read_limit}",
+        "if start < 0}",
     ),
 )
 KEYED_MUTANTS = (
@@ -77,7 +89,7 @@ READER_MUTANTS = (
     Mutation(
         "a feed reader's position is where it has read ahead to",
         "wal3_core.views.feed.feed_reader:FeedReader._next",
-        "self._place = record.offset + 1",
+        "self._place = self._place_at(self._ready[0].offset + 1)",
         "self._place = self._following.start",
     ),
     Mutation(

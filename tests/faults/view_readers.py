@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.store import LOG, SimStore
-from tests.faults.view_consumers import PREFIX, READING, TOPIC, TOPICS
+from tests.faults.view_consumers import PREFIX, READING, STRAY, TOPIC, TOPICS
 from wal3_core import (
     FeedReader,
     GarbageCollectedError,
@@ -16,6 +16,7 @@ from wal3_core import (
     LogError,
     LogNotFoundError,
     Record,
+    Stray,
 )
 from wal3_core.views.feed.encoding import packed
 
@@ -111,7 +112,13 @@ class Looking:
                 message = reader.recv(dice.choice((0.0, 0.0, 0.5, 3.0)))
                 if message is None:
                     break
-                record = Record(message.offset, message.timestamp_us, message.topic.encode(), packed(message.message))
+                if isinstance(message, Stray):
+                    held = stage.world.oracle.records[message.offset - 1]
+                    assert (held.body or b"").startswith(STRAY), f"no stray: {message}"
+                    record = Record(message.offset, message.timestamp_us, held.key, held.body)
+                else:
+                    body = packed(message.message)
+                    record = Record(message.offset, message.timestamp_us, message.topic.encode(), body)
                 self.feed.see(stage, record, _of_prefix)
                 assert reader.position == message.position
         finally:

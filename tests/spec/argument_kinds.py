@@ -11,6 +11,7 @@ from wal3_core import (
     Cleanup,
     Collector,
     CursorStore,
+    Delivery,
     DirtyLog,
     Excluded,
     Extension,
@@ -19,6 +20,7 @@ from wal3_core import (
     Included,
     KeyedOptions,
     Kick,
+    Levels,
     Limits,
     LogAt,
     LogPosition,
@@ -61,9 +63,11 @@ class Kind:
 
 def feed_kinds() -> dict[str, Kind]:
     return {
-        "FeedStart": Kind("end", (4711, 1.5, True, b"1", None, object())),
+        "FeedStart": Kind("end", (0, 1.5, True, b"1", None, object())),
         "int | AtTime | datetime": Kind(1, ("1", 1.5, True, b"1", None, object())),
-        "Delivery | Gap": Kind(Gap(start=1, limit=2), (4711, "text", None, object(), Gap)),
+        "Item": Kind(Gap(start=1, limit=2), (4711, "text", None, object(), Gap)),
+        "Delivery": Kind(None, (4711, "text", None, object(), Delivery, Gap(start=1, limit=2))),
+        "Pattern | Sequence[Pattern]": Kind("b", (4711, b"a", None, object(), (), [4711], ["a", "a"], Levels)),
         "object": Kind(None, (object(),)),
         "SubscriptionOptions": Kind(SubscriptionOptions(), (4711, "text", object(), None, SubscriptionOptions)),
     }

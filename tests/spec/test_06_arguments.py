@@ -108,6 +108,7 @@ MADE_INSIDE = {
     "StoredFile",
     "WriterStats",
 }
+MADE_INSIDE |= {"Stray", "SubscriptionInfo"}
 MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueStats"}
 # A Setsum is constructed at every step; from outside data it is made by its class methods alone.
 MADE_INSIDE |= {"Setsum"}

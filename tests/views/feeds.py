@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from tests.faults.simulator import SimProcess, Simulation
-from wal3_core import FeedReader, FeedWriter, ReaderOptions, WriterOptions
+from wal3_core import FeedMessage, FeedReader, FeedWriter, ReaderOptions, WriterOptions
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
@@ -43,8 +43,9 @@ def published(store: ObjectStore, messages: Iterable[object], topic: str = "t", 
 def received(reader: FeedReader) -> list[object]:
     """Return what the feed holds now."""
     found = []
-    while (message := reader.recv(0)) is not None:
-        found.append(message.message)
+    while (item := reader.recv(0)) is not None:
+        assert isinstance(item, FeedMessage)
+        found.append(item.message)
     return found
 
 

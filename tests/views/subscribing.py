@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from wal3_core import (
     CursorStore,
     Delivery,
+    FeedMessage,
     FeedSubscription,
     Gap,
     LogPosition,
+    Stray,
     SubscriptionOptions,
 )
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.feed.outstanding import Item
 
 # Saves only when it is asked to.
 BY_HAND = SubscriptionOptions(save_acks_max=10**6, save_s_max=3600, reader=READER)
@@ -32,7 +35,7 @@ def opened(store: ObjectStore, options: SubscriptionOptions = AT_ONCE, name: str
     return FeedSubscription.open(store, "f", name, options=options)
 
 
-def taken(subscription: FeedSubscription) -> list[Delivery | Gap]:
+def taken(subscription: FeedSubscription) -> list[Item]:
     found = []
     while (item := subscription.recv(0)) is not None:
         found.append(item)
@@ -47,12 +50,16 @@ def put_back(store: ObjectStore, offset: int, name: str = "s") -> None:
     cursors.save(name, LogPosition(offset, 0), witness)
 
 
-def messages(items: Iterable[Delivery | Gap]) -> list[object]:
-    return [(item.start, item.limit) if isinstance(item, Gap) else item.message for item in items]
+def messages(items: Iterable[Item | FeedMessage]) -> list[object]:
+    found: list[object] = []
+    for item in items:
+        assert not isinstance(item, Stray)
+        found.append((item.start, item.limit) if isinstance(item, Gap) else item.message)
+    return found
 
 
-def delivered(item: Delivery | Gap | None) -> list[Delivery]:
-    assert not isinstance(item, Gap)
+def delivered(item: Item | None) -> list[Delivery]:
+    assert not isinstance(item, Gap | Stray)
     return [] if item is None else [item]
 
 

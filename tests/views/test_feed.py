@@ -27,6 +27,7 @@ from wal3_core import (
     LogReplacedError,
     LogWriter,
     OverloadedError,
+    Stray,
     SubscriptionOptions,
     WriterOptions,
     destroy,
@@ -409,7 +410,7 @@ def test_manifest_that_was_restored_to_an_older_version_is_an_error_and_not_a_wa
 
 
 @pytest.mark.parametrize(("key", "body"), [(None, b"\x01"), (b"\xff", b"\x01"), (b"t", b"\xc1"), (b"t", None)])
-def test_record_that_is_no_message_is_an_error_each_time_and_never_passed_silently(
+def test_record_that_is_no_message_is_received_once_as_a_stray_and_passed(
     memory_store: MemoryStore, key: bytes | None, body: bytes | None
 ) -> None:
     published(memory_store, ["before"])
@@ -417,15 +418,31 @@ def test_record_that_is_no_message_is_an_error_each_time_and_never_passed_silent
         offset = writer.append(body, key=key).offset
     published(memory_store, ["after"])
     reader = FeedReader.open(memory_store, "f")
-    before = reader.recv(0)
-    assert before is not None
 
-    for _ in range(2):
-        with pytest.raises(CorruptError, match=f"record {offset}"):
-            reader.recv(0)
-    assert reader.position == before.position
-    onwards = before.position.replace(f":{offset}", f":{offset + 1}")
-    assert received(FeedReader.open(memory_store, "f", start=onwards)) == ["after"]
+    items = [reader.recv(0) for _ in range(4)]
+
+    stray = items[1]
+    assert isinstance(stray, Stray)
+    assert (stray.offset, stray.reason[:8]) == (offset, "expected")
+    assert [isinstance(each, FeedMessage) and each.message for each in items] == ["before", False, "after", False]
+    assert reader.num_strays == 1
+    assert received(FeedReader.open(memory_store, "f", start=stray.position)) == ["after"]
+    assert received(FeedReader.open(memory_store, "f", start=offset + 1)) == ["after"]
+
+
+def test_record_without_a_topic_is_a_stray_to_all_and_one_of_another_topic_to_none(memory_store: MemoryStore) -> None:
+    published(memory_store, ["x"], topic="mine")
+    with LogWriter.open(memory_store, "f") as writer:
+        for body, key in ((b"no topic", None), (b"\xc1", b"theirs"), (b"\xc1", b"mine")):
+            writer.append(body, key=key)
+    readers = [FeedReader.open(memory_store, "f", topics=each) for each in ("mine", "theirs", "other")]
+
+    assert [[item.offset for item in iter(partial(reader.recv, 0), None)] for reader in readers] == [
+        [1, 2, 4],
+        [2, 3],
+        [2],
+    ]
+    assert [reader.num_strays for reader in readers] == [2, 2, 1]
 
 
 def test_feed_is_reopened_after_its_runtime_was_closed(memory_store: MemoryStore) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
-    CorruptError,
     CursorConflictError,
     CursorStore,
     Delivery,
@@ -23,6 +22,7 @@ from wal3_core import (
     LogReplacedError,
     LogWriter,
     ReaderOptions,
+    Stray,
     SubscriptionOptions,
     destroy,
     seal,
@@ -428,20 +428,24 @@ def test_subscription_ends_once_all_messages_of_a_sealed_log_are_acknowledged(me
     assert not subscription.ended
 
 
-def test_record_that_is_no_message_stops_the_subscription_there(memory_store: MemoryStore) -> None:
+@pytest.mark.parametrize("topics", ["t", "other"])
+def test_record_that_is_no_message_is_received_once_and_needs_no_acknowledgement(
+    memory_store: MemoryStore, topics: str
+) -> None:
     published(memory_store, [1])
     with LogWriter.open(memory_store, "f") as writer:
         writer.append(b"no message")
-    subscription = opened(memory_store)
-    item = subscription.recv(0)
-    assert item is not None
-    subscription.acknowledge(item)
+    published(memory_store, [2])
+    with FeedSubscription.open(memory_store, "f", "s", topics=topics, options=BY_HAND) as subscription:
+        items = taken(subscription)
+        for item in items:
+            subscription.acknowledge(item)
 
-    for _ in range(2):
-        with pytest.raises(CorruptError, match="record 2"):
-            subscription.recv(0)
-    subscription.save()
-    assert subscription.floor == 2
+        strays = [item for item in items if isinstance(item, Stray)]
+        assert [stray.offset for stray in strays] == [2]
+        assert subscription.info().num_strays == 1
+    assert subscription.floor == 4
+    assert taken(FeedSubscription.open(memory_store, "f", "s", topics=topics, options=BY_HAND)) == []
 
 
 @pytest.mark.slow

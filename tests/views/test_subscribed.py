@@ -16,11 +16,13 @@ from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX, Fields, JsonObject
-from wal3_core.views.feed.subscribed import Subscribed
+from wal3_core.views.feed.subscribed import ATTEMPTS_MAX, DEAD_MAX, DELIVERIES_MAX, Progress, Subscribed
+from wal3_core.views.feed.topics import Levels
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-SUBSCRIBED = Subscribed(token="0123456789abcdef", topics=("a/*", "b"), pins=False, done=OffsetRanges(((5, 7), (9, 10))))
+DONE = OffsetRanges(((5, 7), (9, 10)))
+SUBSCRIBED = Subscribed(token="0123456789abcdef", topics=("a/*", "b"), pins=False, progress=Progress(DONE))
 PLAIN = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID)
 CURSOR = replace(PLAIN, owner=Owner.SUBSCRIPTION, pins=False, extension=SUBSCRIBED.extension(3))
 KEYS = extension_of(b"p", ((b"", 9), (b"a", 4), (b"a\0", 7)))
@@ -88,7 +90,7 @@ def test_log_that_ends_earlier_forgets_what_is_ahead_and_keeps_whose_cursor_it_i
     assert whole == CURSOR
     assert (cut.position, cut.extension) == (CURSOR.position, CURSOR.extension.behind)
     assert (moved.position.offset, moved.owner, moved.pins) == (2, Owner.SUBSCRIPTION, False)
-    assert Subscribed.of(cut, "cursor") == replace(SUBSCRIBED, done=OffsetRanges())
+    assert Subscribed.of(cut, "cursor") == replace(SUBSCRIBED, progress=Progress())
 
 
 @given(SETS, SETS, st.integers(1, 45), st.integers(1, 45))
@@ -127,16 +129,54 @@ def test_empty_field_is_refused_as_it_would_have_been_left_out() -> None:
         Subscribed.of(replace(CURSOR, extension=replace(CURSOR.extension, ahead={"done": ""})), "x")
 
 
+def test_counts_dead_letters_and_levels_are_read_as_they_were_written() -> None:
+    progress = Progress(OffsetRanges(((5, 7),)), {3: 1, 4: 12, 9: ATTEMPTS_MAX}, OffsetRanges(((3, 5), (20, 21))))
+    subscribed = replace(SUBSCRIBED, topics=("a/*", Levels("a/*")), progress=progress)
+    cursor = replace(CURSOR, extension=subscribed.extension(3))
+
+    assert cursor.extension.limit == 21
+    assert cursor.extension.terms["topics"] == [{"pattern": "a/*"}, {"levels": "a/*"}]
+    assert Subscribed.of(Cursor.from_bytes(cursor.to_bytes(), what="x"), "x") == subscribed
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"deliveries": ""},
+        {"deliveries": "1*0"},
+        {"deliveries": "1*1 0*1"},
+        {"deliveries": f"1*{ATTEMPTS_MAX + 1}"},
+        {"deliveries": f"{U64_MAX}*1"},
+        {"deliveries": " ".join(["1*1"] * (DELIVERIES_MAX + 1))},
+        {"dead": ""},
+        {"dead": f"1+{10**18}"},
+        {"other": 1},
+    ],
+)
+def test_progress_that_is_off_is_refused(ahead: JsonObject) -> None:
+    with pytest.raises(CorruptError, match="expected"):
+        Subscribed.of(replace(CURSOR, extension=replace(CURSOR.extension, ahead=ahead)), "x")
+
+
+def test_pattern_of_levels_that_is_none_is_refused() -> None:
+    terms: JsonObject = {"token": "0123456789abcdef", "topics": [{"levels": "a/x**"}]}
+
+    with pytest.raises(CorruptError, match="expected \\*\\* alone"):
+        Subscribed.of(replace(CURSOR, extension=Extension(terms=terms)), "x")
+
+
 def test_full_document_can_be_read_back_and_one_range_more_is_refused() -> None:
     full = OffsetRanges(tuple((10**12 + 10**9 * n, 10**12 + 10**9 * n + 10**8) for n in range(RANGES_MAX)))
-    topics = tuple(sorted(f"{n:03}" + "x" * 50 for n in range(100)))
+    counts = {3 + 10**9 * n: ATTEMPTS_MAX for n in range(DELIVERIES_MAX)}
+    dead = OffsetRanges(tuple((3 + 10**9 * n, 4 + 10**9 * n) for n in range(2 * DEAD_MAX)))
+    topics = tuple(sorted(f"{n:03}" + "x" * 1000 for n in range(100)))
     cursor = Cursor(
         position=LogPosition(3, 5),
         epoch_us=7,
         generation=1,
         log_id=LOG_ID,
         owner=Owner.SUBSCRIPTION,
-        extension=Subscribed(token="0" * 16, topics=topics, done=full).extension(3),
+        extension=Subscribed(token="0" * 16, topics=topics, progress=Progress(full, counts, dead)).extension(3),
     )
 
     assert Cursor.from_bytes(cursor.to_bytes(), what="cursor") == cursor

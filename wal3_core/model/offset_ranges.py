@@ -65,6 +65,11 @@ class OffsetRanges:
         if start < limit:
             yield start, limit
 
+    def offsets(self) -> Iterator[int]:
+        """Go through the offsets of the set."""
+        for start, limit in self.ranges:
+            yield from range(start, limit)
+
     def first_missing(self, start: int) -> int:
         """Return the first offset at or after ``start`` that is not in the set."""
         index = bisect_right(self.ranges, (start, U64_MAX)) - 1

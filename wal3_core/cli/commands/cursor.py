@@ -256,8 +256,9 @@ def _beside(found: Cursor) -> dict[str, Any]:
     """Read what the owner keeps beside the position."""
     if found.owner is Owner.SUBSCRIPTION:
         subscribed = Subscribed.of(found, "cursor")
-        done_ahead = sum(limit - start for start, limit in subscribed.done.ranges)
-        return {"topics": list(subscribed.topics), "done_ahead": done_ahead}
+        done_ahead = sum(limit - start for start, limit in subscribed.progress.done.ranges)
+        dead = list(subscribed.progress.dead.offsets())
+        return {"topics": list(map(str, subscribed.topics)), "done_ahead": done_ahead, "dead_letters": dead}
     keys = found.extension.ahead.get("keys")
     return {"keys_ahead": len(keys)} if isinstance(keys, dict) else {}
 

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
 from wal3_core.log.read.consumed import keep_successors
+from wal3_core.log.read.following_async import Calls
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
+from wal3_core.options import Limits
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.feed.feed_start import FeedStart, ends, feed_start
+from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX
+from wal3_core.views.feed.feed_start import FeedStart, ends, feed_start, num_behind
 from wal3_core.views.feed.looking import Looking
-from wal3_core.views.feed.messages import Delivery, Gap, delivery_of, topic_of
-from wal3_core.views.feed.outstanding import Outstanding, start_of_item
+from wal3_core.views.feed.messages import Delivery, FeedMessage, Gap, Stray, delivery_of, message_of
+from wal3_core.views.feed.outstanding import Item, Outstanding, UncountedError, start_of_item
 from wal3_core.views.feed.saved_subscription import SavedSubscription, Wanted
 from wal3_core.views.feed.saver import Saver
-from wal3_core.views.feed.subscription_options import SubscriptionOptions
+from wal3_core.views.feed.subscription_options import SubscriptionInfo, SubscriptionOptions
 from wal3_core.views.feed.tail import Tail, TimeIsOverError, tail_of
-from wal3_core.views.feed.topics import EVERY_TOPIC, TopicFilter, check_patterns
+from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, TopicFilter, check_patterns
+from wal3_core.views.feed.vigil import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
     from types import TracebackType
 
     from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
+
+# How many calls of one subscription wait at a time in asyncio, and how many save or look.
+_RECEIVING_MAX = 256
+_ASIDE_MAX = 4
+_an_item = instance_of(Delivery, Gap, Stray)
 
 
 class FeedSubscription:
@@ -39,7 +49,10 @@ class FeedSubscription:
     Each message is delivered until it is acknowledged, in any order; what was not acknowledged when a process ended, or
     was and not saved, is delivered again by the next one. So a message may come more than once, and none is skipped.
     Two processes of one name both get the messages, except those whose acknowledgement one has found saved by the
-    other. Any number of threads may use it at once. Its state is a cursor of the log.
+    other. A record that is no message is passed: it is received once, as a ``Stray``, and needs no acknowledgement. Any
+    number of threads may use it at once. Its state is a cursor of the log.
+
+    In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
     """
 
     def __init__(self, tail: Tail, saved: SavedSubscription, options: SubscriptionOptions, runtime: Runtime) -> None:
@@ -47,15 +60,14 @@ class FeedSubscription:
         self._saved = saved
         self._options = options
         self._runtime = runtime
-        self._filter = TopicFilter(saved.state.topics)
-        self._log_id = tail.newest(0.0).log_id
-        # Taken in this order: for reading, for what is outstanding.
-        self._reading, self._lock = runtime.lock(), runtime.lock()
-        self._outstanding = Outstanding(saved.position, saved.state.done)
+        self._lock = runtime.lock()
+        self._outstanding = Outstanding(saved.position, saved.state.progress)
         self._saver = Saver(saved, self._outstanding, self._lock, options=options, runtime=runtime)
-        self._looking = Looking(tail, runtime)
-        self._following: Following | None = None
+        self._reading = _Reading(tail, self._saver)
+        self._looking = self._reading.looking
         self._acks = f"{tail.url}#{runtime.token()}"
+        # What waits for messages keeps no thread from what is done with them.
+        self._receiving, self._aside = Calls("wal3-feed", _RECEIVING_MAX), Calls("wal3-feed-aside", _ASIDE_MAX)
 
     @classmethod
     @checked(
@@ -74,23 +86,24 @@ class FeedSubscription:
         name: str,
         *,
         start: FeedStart = "beginning",
-        topics: str | Sequence[str] = EVERY_TOPIC,
+        topics: Pattern | Sequence[Pattern] = EVERY_TOPIC,
         options: SubscriptionOptions | None = None,
         runtime: Runtime | None = None,
     ) -> Self:
         """Open the subscription of that name, or create it at ``start``, which counts for nothing later.
 
         A time that the log has not reached yet is the log's end: messages before it are delivered, too.
-        ``topics`` as for ``FeedReader``. They and ``SubscriptionOptions.pins`` belong to the subscription:
-        InvalidRequestError if it has others, or the name is that of another cursor.
+        ``start`` and ``topics`` as for ``FeedReader``; ``last_per_topic`` takes fewer than 2,000 topics. Topics and
+        ``SubscriptionOptions.pins`` belong to the subscription: InvalidRequestError if it has others, or the name is
+        that of another cursor.
         """
         runtime, options = runtime or shared_runtime(), options or SubscriptionOptions()
         tail = tail_of(store, log, options.reader, runtime)
         log_id = tail.newest(0.0).log_id
         cursors = CursorStore(store, log, runtime=runtime, retry=options.reader.retry, log_id=log_id)
-        assert isinstance(topics, tuple)
+        patterns = check_patterns(topics, "topics")
         place = feed_start(start, "start")
-        wanted = Wanted(log=log, name=name, start=place, topics=topics, pins=options.pins, token=runtime.token())
+        wanted = Wanted(log=log, name=name, start=place, topics=patterns, pins=options.pins, token=runtime.token())
         saved = SavedSubscription.open(cursors, tail, wanted)
         keep_successors(store, name, saved.witness, tail.manifest(), options=options.reader, runtime=runtime)
         return cls(tail, saved, options, runtime)
@@ -114,38 +127,79 @@ class FeedSubscription:
 
     @property
     def ended(self) -> bool:
-        """Whether the log is sealed, and all its messages were acknowledged."""
-        following, found = self._following, self._outstanding
+        """Whether the log is sealed, and all its messages were acknowledged, or are dead letters."""
+        following, found = self._reading.following, self._outstanding
         sealed = following is not None and following.sealed is not None
         # In this order: it may be put back meanwhile, or was since it came to the seal.
         return sealed and not len(found) and following is not None and following.start == found.read_limit
 
     @checked(timeout_s=optional(seconds))
-    def recv(self, timeout_s: float | None = None) -> Delivery | Gap | None:
+    def recv(self, timeout_s: float | None = None) -> Item | None:
         """Return the next message, or one that is due again; None after ``timeout_s`` seconds, or once it ``ended``.
 
         A ``Gap`` tells a subscription that does not pin which messages are gone, whatever their topics were; it is to
         be acknowledged like a message. Waits and ends as ``FeedReader.recv``, and waits while ``prefetch_max`` messages
         are not acknowledged. CursorConflictError if the subscription was removed meanwhile.
         """
+        return self._looking.called(Call(), partial(self._recv, timeout_s))
+
+    def _recv(self, timeout_s: float | None, call: Call) -> Item | None:
         limit_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
-        while True:
+        while not call.called_off:
             self._saver.raise_failure()
             acks = self._runtime.await_topic(self._acks, -1, 0.0)
-            self._looking.begin(limit_s, at_once=timeout_s == 0)
+            self._looking.begin(limit_s, call, at_once=timeout_s == 0)
             item = None
             try:
-                item = self._next(limit_s if timeout_s else None)
+                item = self._reading.next(limit_s if timeout_s else None)
             except TimeIsOverError:
                 if not self._looking.is_over(limit_s):
                     # The look goes on: it need not be news for those that wait.
                     continue
-            if item is not None or ends(self, self._following, self._tail.url) or not self._pause(acks, limit_s):
+            over = item is not None or ends(self, self._reading.following, self._outstanding.read_limit, self._tail.url)
+            if over or not self._pause(acks, limit_s, call):
                 return item
+        return None
 
-    def _pause(self, acks: int, limit_s: float | None) -> bool:
+    @checked(timeout_s=optional(seconds))
+    async def recv_async(self, timeout_s: float | None = None) -> Item | None:
+        """Await ``recv``. When its caller is cancelled, what it would have returned is delivered to the next one."""
+        call = Call()
+        return await self._receiving.made(
+            partial(self._looking.called, call, partial(self._recv, timeout_s)),
+            wake=partial(self._call_off, call),
+            give_back=self._give_back,
+        )
+
+    def __iter__(self) -> Iterator[Item]:
+        """Go through the messages, and wait for more, until the subscription has ``ended``. Errors as ``recv``."""
+        while (item := self.recv()) is not None:
+            yield item
+
+    async def __aiter__(self) -> AsyncGenerator[Item, None]:
+        """Go through the messages from asyncio, as ``iter``."""
+        while (item := await self.recv_async()) is not None:
+            yield item
+
+    def _call_off(self, call: Call) -> None:
+        self._looking.call_off(call)
+        self._runtime.publish(self._acks)
+
+    def _give_back(self, item: Item | None) -> None:
+        if item is not None:
+            with self._lock:
+                self._outstanding.take_back(item, self._runtime.monotonic_s())
+                self._reading.num_strays -= isinstance(item, Stray)
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Let those that wait look at what is due now."""
+        self._looking.rouse()
+        self._runtime.publish(self._acks)
+
+    def _pause(self, acks: int, limit_s: float | None, call: Call) -> bool:
         with self._lock:
-            due_s, full = self._outstanding.due_s, self._is_full()
+            due_s, full = self._outstanding.due_s, self._reading.is_full()
         now_s = self._runtime.monotonic_s()
         if limit_s is not None and now_s >= limit_s:
             return False
@@ -155,31 +209,113 @@ class FeedSubscription:
             pause_s = max(0.0, min(until_s, default=now_s + self._options.ack_wait_s) - now_s)
             self._runtime.await_topic(self._acks, acks, pause_s)
             return True
-        self._looking.pause(min(until_s, default=None))
+        self._looking.pause(min(until_s, default=None), call)
         return True
 
-    def _is_full(self) -> bool:
-        return len(self._outstanding) >= self._options.prefetch_max
-
-    @checked(item=instance_of(Delivery, Gap))
-    def acknowledge(self, item: Delivery | Gap) -> None:
+    @checked(item=_an_item)
+    def acknowledge(self, item: Item) -> None:
         """Take an item as done: it is not delivered again once that is saved. Done items may be acknowledged again.
 
-        Saves as ``SubscriptionOptions`` say; errors as ``save``. InvalidRequestError for an item that this
-        subscription has not delivered.
+        A dead letter goes, too. Saves as ``SubscriptionOptions`` say; errors as ``save``. InvalidRequestError for an
+        item that this subscription has not delivered.
         """
         self._runtime.check_process()
         with self._lock:
-            found, end = self._outstanding.finish(item), self._outstanding.end
+            found = self._outstanding.finish(item)
         if found:
             self._runtime.publish(self._acks)
             self._saver.changed(1)
-        elif start_of_item(item) >= end:
+        else:
+            self._check_delivered(item)
+
+    @checked(item=_an_item, delay_s=seconds)
+    def nak(self, item: Item, delay_s: float = 0.0) -> bool:
+        """Have an item delivered again now, or after ``delay_s`` seconds, and not when its ``ack_wait_s`` is over.
+
+        False, and nothing done, if it is acknowledged or a dead letter, or was delivered again since.
+        InvalidRequestError as ``acknowledge``. In another process it is delivered when that process says.
+        """
+        found = self._put_off(item, max(0.0, delay_s))
+        if found:
+            self._rouse()
+        return found
+
+    @checked(item=_an_item)
+    def in_progress(self, item: Item) -> bool:
+        """Say that an item is being worked on: its ``ack_wait_s`` begins again. False as ``nak``."""
+        return self._put_off(item, self._options.ack_wait_s)
+
+    def _put_off(self, item: Item, delay_s: float) -> bool:
+        self._runtime.check_process()
+        with self._lock:
+            found = self._outstanding.put_off(item, self._runtime.monotonic_s() + delay_s)
+        if not found:
+            self._check_delivered(item)
+        return found
+
+    def _check_delivered(self, item: Item) -> None:
+        end = self._outstanding.end
+        if start_of_item(item) >= end:
             message = (
                 f"subscription {self._saved.name}: expected an item that it has delivered, below offset {end},"
                 f" found {start_of_item(item)}"
             )
             raise InvalidRequestError(message)
+
+    # ------------------------------------------------------------------ dead letters
+
+    def dead_letters(self) -> list[Delivery | Gap]:
+        """Read the messages that were delivered ``max_deliveries`` times and are not acknowledged, in order.
+
+        Each is kept, as any message that is not acknowledged, until ``acknowledge`` removes it, or ``redeliver`` has it
+        delivered again. One that the log lost, as it does not pin, is a ``Gap``. While there are 500 of them, other
+        messages are delivered more often than ``max_deliveries``.
+        """
+        with self._lock:
+            dead = self._outstanding.dead
+        return [self._dead_letter(offset, attempts) for offset, attempts in dead.items()]
+
+    def _dead_letter(self, offset: int, attempts: int) -> Delivery | Gap:
+        with contextlib.suppress(GarbageCollectedError):
+            for record in self._tail.records(offset, Limits(records=1)):
+                item = message_of(record, self._reading.log_id, self._reading.takes)
+                if record.offset == offset and isinstance(item, FeedMessage):
+                    return delivery_of(item, attempts)
+        return Gap(start=offset, limit=offset + 1)
+
+    @checked(item=instance_of(Delivery))
+    def redeliver(self, item: Delivery) -> None:
+        """Have a dead letter delivered again, as often as a new message; InvalidRequestError for any other item.
+
+        That is saved with the next acknowledgements: until then, a process that opens the subscription finds it dead.
+        """
+        with self._lock:
+            found = self._outstanding.revive(item)
+        if not found:
+            message = f"subscription {self._saved.name}: expected a dead letter, found {item.offset}, which is none"
+            raise InvalidRequestError(message)
+        self._saver.changed(0)
+        self._rouse()
+
+    def info(self) -> SubscriptionInfo:
+        """Count what is to be delivered and what is not acknowledged: reads the keys behind the last message read."""
+        manifest = self._tail.newest(self._runtime.monotonic_s())
+        with self._lock:
+            waiting, given, again = self._outstanding.num_given()
+            num_dead, read_limit, is_behind = len(self._outstanding.dead), *self._outstanding.behind()
+        behind = num_behind(
+            self._tail, manifest, read_limit, lambda offset, topic: self._reading.takes(topic) and is_behind(offset)
+        )
+        return SubscriptionInfo(
+            num_pending=waiting + behind,
+            num_ack_pending=given,
+            num_redelivered=again,
+            num_dead=num_dead,
+            num_strays=self._reading.num_strays,
+            ack_floor=self.floor,
+        )
+
+    # ------------------------------------------------------------------ saving
 
     def save(self) -> None:
         """Save at once what is acknowledged.
@@ -193,7 +329,45 @@ class FeedSubscription:
         """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
         self._looking.close()
         self._runtime.publish(self._acks)
+        for calls in (self._receiving, self._aside):
+            calls.close()
         self._saver.close()
+
+    @checked(item=_an_item)
+    async def acknowledge_async(self, item: Item) -> None:
+        """Await ``acknowledge``."""
+        await self._aside.made(partial(self.acknowledge, item))
+
+    @checked(item=_an_item, delay_s=seconds)
+    async def nak_async(self, item: Item, delay_s: float = 0.0) -> bool:
+        """Await ``nak``."""
+        return await self._aside.made(partial(self.nak, item, delay_s))
+
+    @checked(item=_an_item)
+    async def in_progress_async(self, item: Item) -> bool:
+        """Await ``in_progress``."""
+        return await self._aside.made(partial(self.in_progress, item))
+
+    async def dead_letters_async(self) -> list[Delivery | Gap]:
+        """Await ``dead_letters``."""
+        return await self._aside.made(self.dead_letters)
+
+    @checked(item=instance_of(Delivery))
+    async def redeliver_async(self, item: Delivery) -> None:
+        """Await ``redeliver``."""
+        await self._aside.made(partial(self.redeliver, item))
+
+    async def info_async(self) -> SubscriptionInfo:
+        """Await ``info``."""
+        return await self._aside.made(self.info)
+
+    async def save_async(self) -> None:
+        """Await ``save``."""
+        await self._aside.made(self.save)
+
+    async def close_async(self) -> None:
+        """Await ``close``."""
+        await self._aside.made(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -208,30 +382,74 @@ class FeedSubscription:
                 raise
             error.add_note(f"{type(failure).__name__}: {failure}")
 
-    # ------------------------------------------------------------------ reading
+    async def __aenter__(self) -> Self:
+        return self
 
-    def _next(self, until_s: float | None) -> Delivery | Gap | None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._aside.made(partial(self.__exit__, kind, error, trace))
+
+
+class _Reading:
+    """Reads the log for a subscription as far as there is room, and gives what is to be delivered."""
+
+    def __init__(self, tail: Tail, saver: Saver) -> None:
+        self._tail = tail
+        self._saver = saver
+        self._saved, self._outstanding = saver.saved, saver.outstanding
+        self._options, self._runtime = saver.options, saver.runtime
+        # Taken in this order: for reading, for what is outstanding.
+        self._reading, self._lock = saver.runtime.lock(), saver.lock
+        self.takes = TopicFilter(saver.saved.state.topics).takes
+        self.log_id = tail.newest(0.0).log_id
+        self.looking = Looking(tail, saver.runtime)
+        self.following: Following | None = None
+        self.num_strays = 0
+
+    def is_full(self) -> bool:
+        """Tell whether there is room for no more items."""
+        return len(self._outstanding) >= self._options.prefetch_max
+
+    def next(self, until_s: float | None) -> Item | None:
+        """Return an item to deliver; None at the end of what the log holds now, or once it is ``until_s``."""
         item, over = self._given(), False
         if item is None:
             with self._reading:
                 # Another thread may have read more meanwhile.
-                while (item := self._given()) is None and not (over or self._is_full()) and self._read():
+                while (item := self._given()) is None and not (over or self.is_full()) and self._read():
                     # What no pattern matches may be the whole log.
                     over = until_s is not None and self._runtime.monotonic_s() >= until_s
         return item
 
-    def _given(self) -> Delivery | Gap | None:
-        with self._lock:
-            return self._outstanding.next(self._runtime.monotonic_s(), self._options.ack_wait_s)
+    def _given(self) -> Item | None:
+        options = self._options
+        while True:
+            saved, num_dead = self._saved.state.progress.deliveries, 0
+            try:
+                with self._lock:
+                    num_dead -= len(self._outstanding.dead)
+                    item = self._outstanding.next(
+                        self._runtime.monotonic_s(), options.ack_wait_s, options.max_deliveries, saved
+                    )
+                    num_dead += len(self._outstanding.dead)
+                    self.num_strays += isinstance(item, Stray)
+                break
+            except UncountedError:
+                # If it ends this process, the next one knows how often it was delivered.
+                self._saver.save()
+        if num_dead or (isinstance(item, Delivery) and item.attempt > 1):
+            self._saver.changed(0)
+        return item
 
     def _read(self) -> bool:
         """Read what the log holds now, as far as there is room; False at its end."""
-        following, before = self._following, self._outstanding.read_limit
+        following, before = self.following, self._outstanding.read_limit
         if following is None or following.start != before:
             # It begins, or an error or another process has moved the place.
-            following = self._following = self._tail.followed(before, self._manifest)
+            following = self.following = self._tail.followed(before, self._manifest)
         try:
-            taken = following.take(1)
+            taken = following.take(self._num_ahead(), BYTES_TAKEN_MAX)
         except GarbageCollectedError:
             if self._is_done_elsewhere(before) or self._lost():
                 return True
@@ -250,11 +468,16 @@ class FeedSubscription:
             self._saver.changed(0)
         return moved
 
+    def _num_ahead(self) -> int:
+        """Return how many records to read at a time: more if many deliveries are to be counted by one request."""
+        counts = self._options.max_deliveries is not None
+        return max(1, min(RECORDS_TAKEN_MAX, self._options.prefetch_max - len(self._outstanding))) if counts else 1
+
     def _manifest(self) -> Manifest:
-        manifest = self._looking.manifest(self._outstanding.read_limit)
+        manifest = self.looking.manifest(self._outstanding.read_limit)
         if manifest.next.position.offset < self._outstanding.read_limit:
             # Another process has seen more of the log, and said so in the cursor.
-            manifest = self._tail.newest(self._runtime.monotonic_s(), self._looking.limit_s)
+            manifest = self._tail.newest(self._runtime.monotonic_s(), self.looking.limit_s)
         return manifest
 
     def _is_done_elsewhere(self, read_limit: int) -> bool:
@@ -282,11 +505,9 @@ class FeedSubscription:
         self._outstanding.read_limit = max(self._outstanding.read_limit, limit)
 
     def _add(self, record: Record) -> None:
-        topic = topic_of(record, self._tail.url)
-        wanted = self._filter.takes(topic)
-        item = delivery_of(record, topic, self._log_id, self._tail.url) if wanted else None
+        item = message_of(record, self.log_id, self.takes)
         self._pass(record.offset)
         if item is None:
             self._outstanding.passed(record.offset, record.timestamp_us)
         else:
-            self._outstanding.add(item)
+            self._outstanding.add(delivery_of(item) if isinstance(item, FeedMessage) else item)

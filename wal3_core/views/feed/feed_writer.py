@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.log.read.following_async import Calls
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
 from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.feed_start import a_time
 from wal3_core.views.feed.messages import token_of
 from wal3_core.views.feed.topics import check_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
+    from datetime import datetime
     from types import TracebackType
 
     from wal3_core.log.write.stats import WriterStats
+    from wal3_core.model.position import AtTime
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
@@ -31,6 +37,7 @@ class FeedWriter:
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
+        self._async = Calls("wal3-feed")
 
     @classmethod
     def open(
@@ -46,15 +53,45 @@ class FeedWriter:
         """Open a log for publishing, creating it first when it does not exist."""
         return cls(LogWriter.open_or_initialize(store, log, options=options, runtime=runtime))
 
-    @checked(topic=check_topic, timeout_s=optional(seconds))
-    def publish(self, topic: str, message: object, *, timeout_s: float | None = None) -> Future[LogPosition]:
+    @checked(topic=check_topic, timestamp=optional(a_time), timeout_s=optional(seconds))
+    def publish(
+        self,
+        topic: str,
+        message: object,
+        *,
+        timestamp: int | AtTime | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
         """Queue one message; the future gets its place once it is durable, or an AppendError.
 
         A message is whatever msgpack has: None, a bool, a number, text, bytes, lists and dicts of these;
-        InvalidRequestError for anything else. Blocks only while ``bytes_held_max`` bytes wait to become durable,
+        InvalidRequestError for anything else. ``timestamp`` is its own time, in microseconds since 1970-01-01 UTC or as
+        a datetime with a time zone, by which a read as of a time finds it: a msgpack timestamp behind the message,
+        which earlier versions take for damage. Blocks only while ``bytes_held_max`` bytes wait to become durable,
         ``timeout_s`` seconds at most (0: not at all); then OverloadedError: the message is certainly not in the log.
         """
-        return self._writer.submit(packed(message), key=topic.encode(), timeout_s=timeout_s)
+        return self._writer.submit(_packed(message, timestamp), key=topic.encode(), timeout_s=timeout_s)
+
+    @checked(topic=check_topic, timestamp=optional(a_time), timeout_s=optional(seconds))
+    def publish_async(
+        self,
+        topic: str,
+        message: object,
+        *,
+        timestamp: int | AtTime | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> Awaitable[LogPosition]:
+        """Publish one message as ``publish``, and await its place; messages of one caller stay in order.
+
+        Cancelling withdraws no message that is on its way.
+        """
+        body, key = _packed(message, timestamp), topic.encode()
+        return self._submitted(partial(self._writer.submit, body, key=key, timeout_s=timeout_s))
+
+    async def _submitted(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
+        import asyncio  # noqa: PLC0415 - as in ``Calls``
+
+        return await asyncio.wrap_future(await self._async.made(submit))
 
     @checked(place=instance_of(LogPosition))
     def position_after(self, place: LogPosition) -> str:
@@ -75,6 +112,7 @@ class FeedWriter:
     def close(self) -> None:
         """Accept no more messages, and block until those published have their outcome."""
         self._writer.close()
+        self._async.close()
 
     def __enter__(self) -> Self:
         return self
@@ -83,3 +121,7 @@ class FeedWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _packed(message: object, timestamp: int | AtTime | datetime | None) -> bytes:
+    return packed(message, None if timestamp is None else a_time(timestamp, "timestamp").timestamp_us)

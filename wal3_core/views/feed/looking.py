@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import ClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.model.manifest import Manifest
     from wal3_core.runtime import Runtime
     from wal3_core.views.feed.tail import Tail
+    from wal3_core.views.feed.vigil import Call
+
+T = TypeVar("T")
 
 # How long a thread waits for a look at a time, in seconds.
 _LOOK_S_MAX = 0.25
@@ -29,13 +34,24 @@ class Looking:
         self.closed = False
         # The tail's news when this one has last looked.
         self._seen = -1
+        self._calls: set[Call] = set()
 
-    def begin(self, limit_s: float | None, *, at_once: bool) -> None:
-        """Begin a call, which looks ``at_once`` to the end, or leaves that to the pauses and returns at ``limit_s``.
+    def called(self, call: Call, work: Callable[[Call], T]) -> T:
+        """Do the work of a call that may wait."""
+        self._calls.add(call)
+        try:
+            return work(call)
+        finally:
+            self._calls.discard(call)
+
+    def begin(self, limit_s: float | None, call: Call, *, at_once: bool) -> None:
+        """Begin a round of a call: it looks ``at_once`` to the end, or leaves that to pauses, and ends at ``limit_s``.
 
         A look does not hold it for long: other threads of the follower may have less time, or it may be closed.
         """
         self._runtime.check_process()
+        # Before what has changed is looked at.
+        call.roused = False
         if self.closed:
             raise ClosedError(f"feed {self._tail.url}: expected a follower that is open, found it closed")
         self._since_s = self._tail.since_s(at_once=at_once)
@@ -53,11 +69,22 @@ class Looking:
         """Tell whether it is ``limit_s``, by the monotonic clock."""
         return limit_s is not None and self._runtime.monotonic_s() >= limit_s
 
-    def pause(self, limit_s: float | None) -> bool:
-        """Wait until a look finds more than this one has seen; False if it is ``limit_s``."""
-        return self._tail.pause(self._seen, limit_s, self)
+    def pause(self, limit_s: float | None, call: Call) -> bool:
+        """Wait until a look finds more than this one has seen, or the call is roused; False if it is ``limit_s``."""
+        return self._tail.pause(self._seen, limit_s, call)
+
+    def rouse(self) -> None:
+        """Let all calls of this follower look at what has changed."""
+        for call in tuple(self._calls):
+            call.roused = True
+        self._tail.rouse()
+
+    def call_off(self, call: Call) -> None:
+        """End the wait of one call, whose caller is gone."""
+        call.called_off = True
+        self._tail.rouse()
 
     def close(self) -> None:
         """End all waits of this follower, now and later: ``begin`` raises ClosedError."""
         self.closed = True
-        self._tail.rouse(self)
+        self.rouse()

@@ -1,4 +1,4 @@
-"""What a feed gives: messages and gaps, and the text that names a place between two of them."""
+"""What a feed gives: messages, gaps and strays; and the text that names a place between two of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.arguments import wrong
-from wal3_core.errors import CorruptError, InvalidRequestError, LogReplacedError
+from wal3_core.errors import InvalidRequestError, LogReplacedError
 from wal3_core.log.read.scan import BegunAtTime
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.views.feed.encoding import unpacked_or_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.model.record import Record
 
+WHERE = '"beginning", "end", "last", "last_per_topic", an offset, a time, or the position of a feed reader'
 _TOKEN = re.compile(r"(?P<log_id>[0-9a-f]{32}):(?P<offset>[0-9]{1,20})(@(?P<timestamp_us>[0-9]{1,20}))?", re.ASCII)
 
 
@@ -24,14 +27,16 @@ _TOKEN = re.compile(r"(?P<log_id>[0-9a-f]{32}):(?P<offset>[0-9]{1,20})(@(?P<time
 class FeedMessage:
     """One message, and its place in the log. ``position`` is the resume token of the place right after it.
 
-    ``timestamp_us``, in microseconds since 1970-01-01 UTC, is the same for all messages of a fragment: offsets, not
-    times, tell messages apart.
+    ``timestamp_us``, in microseconds since 1970-01-01 UTC, is when it was committed, the same for all messages of a
+    fragment: offsets, not times, tell messages apart. ``published_us`` is the message's own time, at most that; where
+    it was published without one, it is that.
     """
 
     topic: str
     message: Any
     offset: int
     timestamp_us: int
+    published_us: int
     position: str
 
 
@@ -50,6 +55,19 @@ class Gap:
     limit: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """The record at ``offset`` is no message, for that ``reason``: something else than a FeedWriter appended it.
+
+    It is reported once, and passed. ``position`` is the resume token of the place right after it.
+    """
+
+    offset: int
+    timestamp_us: int
+    position: str
+    reason: str
+
+
 def token_of(log_id: LogId, start: int | BegunAtTime) -> str:
     """Name a place in one life of a log."""
     if isinstance(start, BegunAtTime):
@@ -64,7 +82,7 @@ def start_of(token: str, manifest: Manifest, log: str) -> int | BegunAtTime:
     """
     match = _TOKEN.fullmatch(token)
     if match is None:
-        raise wrong("start", '"beginning", "end", a time, or the position of a feed reader', token)
+        raise wrong("start", WHERE, token)
     if match["log_id"] not in {manifest.log_id, manifest.follows}:
         message = (
             f"feed {log}: expected a position in log {manifest.log_id}, found one in log {match['log_id']}, which had"
@@ -78,49 +96,52 @@ def start_of(token: str, manifest: Manifest, log: str) -> int | BegunAtTime:
     return offset if timestamp is None else BegunAtTime(int(timestamp), offset)
 
 
-def topic_of(record: Record, url: str) -> str:
-    """Return a record's topic; CorruptError for a record that is no message."""
-    try:
-        if record.key and record.body is not None:
-            return record.key.decode()
-    except UnicodeDecodeError:
-        pass
-    raise _no_message(record, url, "expected a topic as its key, and a message as its body, found another record")
+def message_of(record: Record, log_id: LogId, takes: Callable[[str], bool]) -> FeedMessage | Stray | None:
+    """Read a record for one who takes some topics; None for one of another topic, of which nothing else is looked at.
 
-
-def message_of(record: Record, topic: str, log_id: LogId, url: str) -> FeedMessage:
-    """Decode the message of a record."""
+    A record that names no topic is a stray to everyone.
+    """
+    topic = topic_of(record.key)
+    if topic is None:
+        found = "none" if not record.key else f"{len(record.key)} bytes that are no text"
+        return _stray(record, log_id, f"expected a topic as its key, found {found}")
+    if not takes(topic):
+        return None
+    message, own_us, fault = unpacked_or_error(record.body)
+    if fault is not None:
+        return _stray(record, log_id, fault)
+    at_us = record.timestamp_us
     return FeedMessage(
         topic=topic,
-        message=_value_of(record, url),
+        message=message,
         offset=record.offset,
-        timestamp_us=record.timestamp_us,
+        timestamp_us=at_us,
+        published_us=at_us if own_us is None else min(own_us, at_us),
         position=f"{log_id}:{record.offset + 1}",
     )
 
 
-def delivery_of(record: Record, topic: str, log_id: LogId, url: str) -> Delivery:
-    """Decode the message of a record, for its first delivery."""
+def _stray(record: Record, log_id: LogId, reason: str) -> Stray:
+    position = token_of(log_id, record.offset + 1)
+    return Stray(offset=record.offset, timestamp_us=record.timestamp_us, position=position, reason=reason)
+
+
+def topic_of(key: bytes | None) -> str | None:
+    """Return the topic that a record's key is; None when it is none."""
+    try:
+        return key.decode() if key else None
+    except UnicodeDecodeError:
+        return None
+
+
+def delivery_of(message: FeedMessage, attempt: int = 1) -> Delivery:
+    """Return a message for its first delivery, or another one."""
     return Delivery(
-        topic=topic,
-        message=_value_of(record, url),
-        offset=record.offset,
-        timestamp_us=record.timestamp_us,
-        position=f"{log_id}:{record.offset + 1}",
-        attempt=1,
-    )
-
-
-def _value_of(record: Record, url: str) -> Any:  # noqa: ANN401 - a message is any value
-    """Decode what a record carries; CorruptError when that is no msgpack."""
-    value, fault = unpacked_or_error(record.body or b"")
-    if fault is not None:
-        raise _no_message(record, url, f"expected one msgpack value as its body, found {fault}")
-    return value
-
-
-def _no_message(record: Record, url: str, what: str) -> CorruptError:
-    return CorruptError(
-        f"feed {url}: record {record.offset}: {what}: something else than a FeedWriter appended it; to pass it, start"
-        f" at offset {record.offset + 1}"
+        topic=message.topic,
+        message=message.message,
+        offset=message.offset,
+        timestamp_us=message.timestamp_us,
+        published_us=message.published_us,
+        position=message.position,
+        attempt=attempt,
     )

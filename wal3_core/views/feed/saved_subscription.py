@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.cursor import Owner
+from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.options import Limits
 from wal3_core.views.feed.feed_start import begun_at
-from wal3_core.views.feed.subscribed import Subscribed
+from wal3_core.views.feed.messages import FeedMessage, message_of
+from wal3_core.views.feed.subscribed import Progress, Subscribed
+from wal3_core.views.feed.topics import TopicFilter
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.offset_ranges import OffsetRanges
     from wal3_core.storage.documents.cursor_store import CursorStore, Witness
     from wal3_core.views.feed.tail import Tail
+    from wal3_core.views.feed.topics import Pattern
 
 # The rest of a cursor's document is for what is acknowledged: 2,000 ranges of two numbers.
 _TOPICS_BYTES_MAX = 2**17
@@ -32,8 +35,8 @@ class Wanted:
 
     log: str
     name: str
-    start: str | AtTime
-    topics: tuple[str, ...]
+    start: str | int | AtTime
+    topics: tuple[Pattern, ...]
     pins: bool
     token: str
 
@@ -63,7 +66,7 @@ class SavedSubscription:
                 f" found {found.topics}, pins {found.pins}: open it as it is, remove it first, or take another name"
             )
             raise InvalidRequestError(message)
-        end, done = tail.manifest().next.position.offset, found.done_limit or witness.cursor.position.offset
+        end, done = tail.manifest().next.position.offset, found.progress.limit or witness.cursor.position.offset
         if done > end:
             message = (
                 f"log {wanted.log}, subscription {wanted.name}: expected acknowledgements below the log's end, {end},"
@@ -83,15 +86,15 @@ class SavedSubscription:
         """The floor that was saved or found last."""
         return self.witness.cursor.position
 
-    def save(self, offset: int, timestamp_us: int, done: OffsetRanges) -> bool:
-        """Save a floor and what is done above it; False, without a request, when that is what was saved last.
+    def save(self, offset: int, timestamp_us: int, progress: Progress) -> bool:
+        """Save a floor and the progress above it; False, without a request, when that is what was saved last.
 
         CursorConflictError when another process has saved since.
         """
         position = LogPosition(offset, max(timestamp_us, self.position.timestamp_us))
-        if offset == self.position.offset and done == self.state.done:
+        if offset == self.position.offset and progress == self.state.progress:
             return False
-        extension = replace(self.state, done=done).extension(offset)
+        extension = replace(self.state, progress=progress).extension(offset)
         name, owner = self._wanted.name, Owner.SUBSCRIPTION
         self._found(self._cursors.save(name, position, self.witness, owner=owner, extension=extension))
         return True
@@ -113,7 +116,8 @@ class SavedSubscription:
             raise CursorConflictError(message)
         self._found(witness)
         now = witness.cursor.position.offset
-        return before <= now and self.state.done.holds_all(state.done.between(now, state.done_limit))
+        done = state.progress.done
+        return before <= now and self.state.progress.done.holds_all(done.between(now, state.progress.done_limit))
 
 
 def _subscribed(witness: Witness, wanted: Wanted) -> Subscribed:
@@ -122,12 +126,12 @@ def _subscribed(witness: Witness, wanted: Wanted) -> Subscribed:
 
 def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
     subscribed = Subscribed(token=wanted.token, topics=wanted.topics, pins=wanted.pins)
-    extension = subscribed.extension(0)
-    num_bytes = len(strict_json.dump(extension.to_json()))
+    num_bytes = len(strict_json.dump(subscribed.extension(0).to_json()))
     if num_bytes > _TOPICS_BYTES_MAX:
         message = f"topics: expected patterns that take at most {_TOPICS_BYTES_MAX} bytes as JSON, found {num_bytes}"
         raise InvalidRequestError(message)
-    position = _position(tail, wanted, tail.manifest())
+    position, passed = _position(tail, wanted, tail.manifest())
+    extension = replace(subscribed, progress=Progress(passed)).extension(position.offset)
     try:
         # Left where it is, the next start would skip silently what this one reports.
         return cursors.init(
@@ -146,14 +150,24 @@ def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
         return witness
 
 
-def _position(tail: Tail, wanted: Wanted, manifest: Manifest) -> LogPosition:
+def _position(tail: Tail, wanted: Wanted, manifest: Manifest) -> tuple[LogPosition, OffsetRanges]:
+    """Return where it begins, and what it passes behind that."""
     if wanted.start == "beginning":
-        return manifest.first_kept.position
-    place = begun_at(wanted.start, manifest, wanted.log)
-    for record in tail.records(place, Limits(records=1), manifest=manifest):
-        return LogPosition(place if isinstance(place, int) else record.offset, record.timestamp_us)
-    return (
-        manifest.next.position
-        if not isinstance(place, int)
-        else LogPosition(place, manifest.next.position.timestamp_us)
-    )
+        return manifest.first_kept.position, OffsetRanges()
+    takes = TopicFilter(wanted.topics).takes
+    begun = begun_at(wanted.start, manifest, wanted.log, tail=tail, takes=takes)
+    if len(begun.passed.ranges) >= RANGES_MAX:
+        message = (
+            f"start: expected fewer than {RANGES_MAX} topics for last_per_topic, found {len(begun.passed.ranges)}"
+            f" ranges of messages to pass: take patterns that match fewer, or another start"
+        )
+        raise InvalidRequestError(message)
+    place, end = begun.place, manifest.next.position
+    if isinstance(place, int):
+        records = tail.records(place, Limits(records=1), manifest=manifest)
+        return LogPosition(place, next((each.timestamp_us for each in records), end.timestamp_us)), begun.passed
+    for record in tail.records(place, manifest=manifest):
+        item = message_of(record, manifest.log_id, lambda _: True)
+        if not isinstance(item, FeedMessage) or item.published_us >= place.timestamp_us:
+            return LogPosition(record.offset, record.timestamp_us), begun.passed
+    return end, begun.passed

@@ -31,11 +31,11 @@ class Saver:
         options: SubscriptionOptions,
         runtime: Runtime,
     ) -> None:
-        self._saved = saved
-        self._outstanding = outstanding
-        self._lock = lock
-        self._options = options
-        self._runtime = runtime
+        self.saved = saved
+        self.outstanding = outstanding
+        self.lock = lock
+        self.options = options
+        self.runtime = runtime
         self._saving = runtime.lock()
         self._unsaved = 0
         self._timer: Timer | None = None
@@ -50,19 +50,19 @@ class Saver:
 
     def changed(self, num_acks: int) -> None:
         """Save at once if there are enough acknowledgements, else when it is time."""
-        with self._lock:
+        with self.lock:
             self._unsaved += num_acks
-            due = self._unsaved >= self._options.save_acks_max or self._options.save_s_max == 0
+            due = self._unsaved >= self.options.save_acks_max or self.options.save_s_max == 0
             # An acknowledgement after the end is not left to a timer.
             due = due or (self._closed and num_acks > 0)
             if not due:
-                self._set_timer(self._options.save_s_max)
+                self._set_timer(self.options.save_s_max)
         if due:
             self.save()
 
     def _set_timer(self, pause_s: float) -> None:
         if self._timer is None and not self._closed:
-            self._timer = self._runtime.call_later(pause_s, self._save_by_time)
+            self._timer = self.runtime.call_later(pause_s, self._save_by_time)
 
     def save(self, *, looks: bool = False) -> None:
         """Save now. CursorConflictError if the subscription was removed meanwhile.
@@ -73,21 +73,21 @@ class Saver:
             self._save(looks=looks)
         except UnavailableError:
             # There may be no other call.
-            with self._lock:
-                self._set_timer(max(_AGAIN_S_MIN, self._options.save_s_max))
+            with self.lock:
+                self._set_timer(max(_AGAIN_S_MIN, self.options.save_s_max))
             raise
 
     def _save(self, *, looks: bool) -> None:
         with self._saving:
             for _ in range(_SAVES_MAX):
-                with self._lock:
+                with self.lock:
                     self._unsaved = 0
                     timer, self._timer = self._timer, None
-                    floor, done = self._outstanding.floor(), self._outstanding.done()
+                    floor, progress = self.outstanding.floor(), self.outstanding.progress()
                 if timer is not None:
                     timer.cancel()
                 with contextlib.suppress(CursorConflictError):
-                    if self._saved.save(*floor, done) or not looks:
+                    if self.saved.save(*floor, progress) or not looks:
                         return
                 self._take_over()
                 looks = False
@@ -96,16 +96,17 @@ class Saver:
 
     def _take_over(self) -> None:
         """Unite what another process has done with what this one has; begin again where the subscription was put."""
-        onwards = self._saved.look_again()
-        position, done = self._saved.position, self._saved.state.done
-        with self._lock:
+        before = self.saved.state.progress
+        onwards = self.saved.look_again()
+        position, progress = self.saved.position, self.saved.state.progress
+        with self.lock:
             if onwards:
-                self._outstanding.take_over(position, done)
+                self.outstanding.take_over(position, progress, before)
             else:
-                self._outstanding.begin_again(position, done)
+                self.outstanding.begin_again(position, progress)
 
     def _save_by_time(self) -> None:
-        with self._lock:
+        with self.lock:
             self._timer = None
         try:
             self.save()
@@ -114,6 +115,6 @@ class Saver:
 
     def close(self) -> None:
         """Save for the last time."""
-        with self._lock:
+        with self.lock:
             self._closed = True
         self.save()

@@ -2,44 +2,93 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.cursor import Extension
-from wal3_core.model.offset_ranges import OffsetRanges
+from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import check_token
-from wal3_core.model.strict_json import Fields
-from wal3_core.views.feed.topics import PATTERNS_MAX
+from wal3_core.model.strict_json import U64_MAX, Fields
+from wal3_core.views.feed.topics import PATTERNS_MAX, Levels, Pattern
 
 if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.strict_json import JsonObject, JsonValue
 
+# A cursor's document has room for as many dead letters, and for the counts of them and of all that is outstanding.
+DEAD_MAX = 500
+# Several processes may make dead letters at once.
+DEAD_SAVED_MAX = 2 * DEAD_MAX
+DELIVERIES_MAX = RANGES_MAX + DEAD_MAX
+# A count that is larger is saved as this.
+ATTEMPTS_MAX = 9999
+_DELIVERIES = re.compile(r"[0-9]{1,20}\*[1-9][0-9]{0,3}( [1-9][0-9]{0,19}\*[1-9][0-9]{0,3})*", re.ASCII)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscribed:
-    """One life of a subscription: what it receives, and what is acknowledged ahead of the cursor.
 
-    ``token`` is new with each subscription that is created. One that does not ``pin`` keeps no records from being
-    collected or compacted. ``done`` lies above the cursor's position.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a subscription is, from its cursor's position on: the offsets that are ``done``, above the position.
+
+    ``deliveries`` counts by offset, and ``dead`` are dead letters: both of messages that are not done.
     """
 
-    token: str
-    topics: tuple[str, ...]
-    pins: bool = True
     done: OffsetRanges = field(default_factory=OffsetRanges)
+    deliveries: dict[int, int] = field(default_factory=dict)
+    dead: OffsetRanges = field(default_factory=OffsetRanges)
 
     @property
     def done_limit(self) -> int:
         """The offset behind the last one that is acknowledged ahead; 0 if none is."""
         return self.done.ranges[-1][1] if self.done.ranges else 0
 
+    @property
+    def limit(self) -> int:
+        """The offset behind the last one of which it says anything; 0 if there is none."""
+        last = self.dead.ranges[-1][1] if self.dead.ranges else 0
+        return max(self.done_limit, last, max(self.deliveries, default=-1) + 1)
+
+    def to_json(self, offset: int) -> JsonObject:
+        """Return it for a cursor at the offset; what says nothing is left out."""
+        # Ranges are encoded as lying behind a place, and these may lie at it.
+        before = offset - 1
+        return {
+            **({"done": self.done.to_text(offset)} if self.done.ranges else {}),
+            **({"deliveries": _deliveries_text(self.deliveries, offset)} if self.deliveries else {}),
+            **({"dead": self.dead.to_text(before)} if self.dead.ranges else {}),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields, offset: int) -> Progress:
+        """Read it from the cursor at the offset; CorruptError when anything is off."""
+        dead = _ranges(fields, "dead", offset - 1)
+        if sum(limit - start for start, limit in dead.ranges) > DEAD_SAVED_MAX:
+            message = f"{fields.what}.dead: expected at most {DEAD_SAVED_MAX} offsets, found {dead.ranges[:4]}"
+            raise CorruptError(message)
+        return cls(_ranges(fields, "done", offset), _deliveries_from(fields, offset), dead)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribed:
+    """One life of a subscription: what it receives, and how far it is beside the cursor's position.
+
+    ``token`` is new with each subscription that is created. One that does not ``pin`` keeps no records from being
+    collected or compacted.
+    """
+
+    token: str
+    topics: tuple[Pattern, ...]
+    pins: bool = True
+    progress: Progress = field(default_factory=Progress)
+
     def extension(self, offset: int) -> Extension:
         """Return what a cursor at the offset keeps of it; ``pins`` is the cursor's own."""
-        topics: list[JsonValue] = [{"pattern": each} for each in self.topics]
-        ahead: JsonObject = {"done": self.done.to_text(offset)} if self.done.ranges else {}
-        return Extension(terms={"token": self.token, "topics": topics}, ahead=ahead, limit=self.done_limit)
+        topics: list[JsonValue] = [
+            {"levels": each.pattern} if isinstance(each, Levels) else {"pattern": each} for each in self.topics
+        ]
+        ahead = self.progress.to_json(offset)
+        return Extension(terms={"token": self.token, "topics": topics}, ahead=ahead, limit=self.progress.limit)
 
     @classmethod
     def of(cls, cursor: Cursor, what: str) -> Subscribed:
@@ -49,7 +98,7 @@ class Subscribed:
             token=check_token(terms.string("token"), what),
             topics=tuple(map(_pattern, terms.objects("topics", count_max=PATTERNS_MAX))),
             pins=cursor.pins,
-            done=_done(ahead, cursor.position.offset),
+            progress=Progress.from_json(ahead, cursor.position.offset),
         )
         terms.finish()
         ahead.finish()
@@ -59,17 +108,46 @@ class Subscribed:
         return subscribed
 
 
-def _pattern(fields: Fields) -> str:
-    pattern = fields.string("pattern")
+def _pattern(fields: Fields) -> Pattern:
+    has_levels = fields.has("levels")
+    pattern = fields.string("levels" if has_levels else "pattern")
     fields.finish()
-    return pattern
+    try:
+        return Levels(pattern) if has_levels else pattern
+    except InvalidRequestError as error:
+        raise CorruptError(f"{fields.what}: {error}") from error
 
 
-def _done(ahead: Fields, offset: int) -> OffsetRanges:
-    if not ahead.has("done"):
+def _ranges(fields: Fields, name: str, offset: int) -> OffsetRanges:
+    if not fields.has(name):
         return OffsetRanges()
-    done = OffsetRanges.from_text(ahead.string("done"), offset, f"{ahead.what}.done")
-    if not done.ranges:
-        message = f"{ahead.what}: expected ranges as done, or no such field, found none"
+    found = OffsetRanges.from_text(fields.string(name), offset, f"{fields.what}.{name}")
+    if not found.ranges:
+        message = f"{fields.what}: expected ranges as {name}, or no such field, found none"
         raise CorruptError(message)
-    return done
+    return found
+
+
+def _deliveries_text(deliveries: dict[int, int], offset: int) -> str:
+    parts = []
+    for each in sorted(deliveries):
+        parts.append(f"{each - offset}*{deliveries[each]}")
+        offset = each
+    return " ".join(parts)
+
+
+def _deliveries_from(fields: Fields, offset: int) -> dict[int, int]:
+    if not fields.has("deliveries"):
+        return {}
+    text = fields.string("deliveries")
+    found: dict[int, int] = {}
+    parts = text.split(" ")
+    if _DELIVERIES.fullmatch(text) and len(parts) <= DELIVERIES_MAX:
+        for part in parts:
+            apart, _, count = part.partition("*")
+            offset += int(apart)
+            found[offset] = int(count)
+        if offset < U64_MAX:
+            return found
+    message = f"{fields.what}: expected at most {DELIVERIES_MAX} counts of deliveries, found {text[:80]!r}"
+    raise CorruptError(message)

@@ -15,23 +15,26 @@ from weakref import WeakValueDictionary
 
 from wal3_core.errors import LogError, LogReplacedError, UnavailableError
 from wal3_core.log.read.following import Following, Source, Waiting
+from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
-from wal3_core.runtime import Outcome, later
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.runtime import Outcome, later, map_ahead
 from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import longer_s
+from wal3_core.views.feed.messages import topic_of
 from wal3_core.views.feed.recent import Recent
 from wal3_core.views.feed.vigil import WATCH_S_MAX, Vigil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
     from wal3_core.log.read.scan import BegunAtTime
-    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
+    from wal3_core.model.snapshot import Pointer
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
@@ -222,9 +225,9 @@ class Tail(LogReader):
             self._runtime.wait(look.found)
         return True
 
-    def rouse(self, follower: Follower) -> None:
-        """Wake the threads of a follower that has closed."""
-        if self._vigil.rouse(follower):
+    def rouse(self) -> None:
+        """Wake the threads of followers that are to wait no longer."""
+        if self._vigil.rouse():
             # It wakes by what wakes all who watch this log.
             self._runtime.publish(self.url)
 
@@ -283,6 +286,29 @@ class Tail(LogReader):
     def _drop(self, path: str) -> None:
         dropped = self._fragments_shared.pop(path, None)
         self._num_bytes -= 0 if dropped is None else dropped[0]
+
+    # ------------------------------------------------------------------ topics
+
+    def newest_first(self, manifest: Manifest) -> Iterator[FragmentPointer]:
+        """Go through a manifest's fragments from the newest to the oldest."""
+        waiting: list[Pointer] = list(manifest.pointers)
+        while waiting:
+            pointer = waiting.pop()
+            if isinstance(pointer, FragmentPointer):
+                yield pointer
+            else:
+                waiting.extend(self.load_snapshot(pointer).pointers)
+
+    def topics(self, pointers: Iterable[FragmentPointer]) -> Iterator[list[tuple[int, str | None]]]:
+        """Read the offsets of each fragment with their topics, None for a record that has none; no messages.
+
+        MissingError when an object is gone: collected, replaced, or lost.
+        """
+        columns = KeyColumns(self._store, self._options)
+        count = max(1, self._options.prefetch_fragments)
+        for table in map_ahead(self._runtime, columns.read, pointers, count=count, share=columns.share):
+            parts = (table[name].to_pylist() for name in ("offset", "key", "tombstone"))
+            yield [(offset, None if gone else topic_of(key)) for offset, key, gone in zip(*parts, strict=True)]
 
     # ------------------------------------------------------------------ followers
 

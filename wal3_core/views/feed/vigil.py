@@ -27,6 +27,18 @@ class Follower(Protocol):
         ...
 
 
+class Call:
+    """One call of a follower that waits: it may be ``roused``, to look at what has changed, or ``called_off``."""
+
+    def __init__(self) -> None:
+        self.roused = self.called_off = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is to wait no longer."""
+        return self.roused or self.called_off
+
+
 class Vigil:
     """The followers that wait for news of one log: news wakes each of them once; for all else one is awake.
 
@@ -68,11 +80,11 @@ class Vigil:
         for sleeper in woken:
             sleeper.set_or_rouse()
 
-    def rouse(self, follower: Follower) -> bool:
-        """Wake the threads of a follower that sleep here, to see that it has closed; True if one of them watches."""
+    def rouse(self) -> bool:
+        """Wake the sleeping threads of followers that have closed, to see that; True if one of them watches."""
         with self._lock:
-            woken = [own for own, each in self._sleepers.items() if each is follower]
-            watches = self._watcher is not None and self._watching is follower
+            woken = [own for own, each in self._sleepers.items() if each.closed]
+            watches = self._watcher is not None and self._watching is not None and self._watching.closed
         for sleeper in woken:
             sleeper.set_or_rouse()
         return watches
