@@ -42,8 +42,6 @@ class Course:
     is_consumer: bool = False
     # Whether records stay until it has processed them.
     pins: bool = True
-    # Whether its owner created the cursor, and heard of no collection that had been announced by then.
-    is_created: bool = True
     # Where it began in the logs that it has opened itself; in others it begins where they do.
     starts: dict[Oracle, int] = field(default_factory=dict)
     # False once its cursor is about to be deleted, or it has heard that records are gone.
@@ -135,9 +133,9 @@ class ChainLedger:
         return next(mine, None)
 
     def opened(
-        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, by: str, had: bool, pins: bool = True
+        self, name: str, life: Oracle, wants: Callable[[Message], bool], *, had: bool, pins: bool = True
     ) -> Course | None:
-        """Return the course of a cursor that its owner, ``by``, has just opened, or created unless it ``had`` it.
+        """Return the course of a cursor that its owner has just opened, or created unless it ``had`` it.
 
         None for one that may be deleted now.
         """
@@ -146,8 +144,7 @@ class ChainLedger:
             return None
         course = self.living(name, life)
         if course is None:
-            is_created = version.writer.rpartition(" ")[0] == by
-            course = Course(name, life, wants, name.startswith("c"), pins, is_created)
+            course = Course(name, life, wants, name.startswith("c"), pins)
             # A restored log's cursor says what was done ahead of it before.
             known = (offset for each in self.courses if each.name == name for offset in each.done)
             course.done.update(offset for offset in known if offset < version.extension.limit)
@@ -300,25 +297,13 @@ class ChainLedger:
             return
         self.stage.world.fired["records lost"] += len(lost)
         for course in self.courses:
-            # Who opens a cursor that another process is about to create may hear later that its records are collected.
-            is_certain = course.is_created or course.name in before.guarding
-            if course.living and course.pins and is_certain and self._guards(course, life):
+            # Who comes after a collection was announced, hears that, at the latest when it comes to the records.
+            if course.living and course.pins and course.name in before.guarding and self.covers(course, life):
                 needed = [offset for offset in lost if course.needs(life, offset, self.record(life, offset))]
                 assert not needed, f"{life.log}: taken, and {course.name} needs them: {needed}"
         if collected:
             gone = [each for each in before.pointers if each.limit.offset <= after.first.position.offset]
             self._check_retained(life, gone)
-
-    def _guards(self, course: Course, life: Oracle) -> bool:
-        """Whether the cursors of a life include that of a course, or have to."""
-        if not self.covers(course, life):
-            return False
-        if self.has(course.name, life) or life is course.life:
-            return True
-        assert life.origin is not None
-        assert life.origin.manifest is not None
-        # One that was created in the sealed log later creates its cursor here, too.
-        return TABLE[Operation.MIGRATE][Thing.CONSUMER].fate is Fate.KEPT
 
     def _check_retained(self, life: Oracle, gone: Iterable[FragmentPointer]) -> None:
         """No record was collected that every policy which may be in force keeps."""

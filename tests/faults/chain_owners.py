@@ -119,8 +119,7 @@ class Consuming:
                 if any(names[log].life is not life for log, life in zip(self.logs, lives, strict=True)):
                     return
                 courses = [
-                    ledger.opened(self.name, life, everything, by=process.name, had=each)
-                    for life, each in zip(lives, had, strict=True)
+                    ledger.opened(self.name, life, everything, had=each) for life, each in zip(lives, had, strict=True)
                 ]
                 course = courses[0]
                 # After a restore, the second log is not the successor of the first.

@@ -46,8 +46,7 @@ class Visit:
     def begin(self, name: str, *, pins: bool) -> Course | None:
         """Note that it was opened; None if it is not known what it has opened."""
         if self.ledger.stage.world.names[self.life.log].life is self.life:
-            by = self.store.process.name
-            self.course = self.ledger.opened(name, self.life, of_topic, by=by, had=self.had, pins=pins)
+            self.course = self.ledger.opened(name, self.life, of_topic, had=self.had, pins=pins)
         if self.course is not None:
             self.before = set(self.course.saved)
         return self.course
