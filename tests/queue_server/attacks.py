@@ -108,11 +108,13 @@ class Attacked(Served):
 
 
 @contextmanager
-def attacked(folder: Path, *arguments: str) -> Iterator[Attacked]:
-    """Serve the queues of a store in a folder, as ``wal3 queue serve`` does."""
+def attacked(folder: Path, *arguments: str, files_max: int | None = None) -> Iterator[Attacked]:
+    """Serve the queues of a store in a folder, as ``wal3 queue serve`` does; it may open ``files_max`` files."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     command = [*_WAL3, "--store", f"file://{folder}", "queue", "serve", "--port", "0", "--json", *arguments]
+    if files_max is not None:
+        command = ["sh", "-c", f'ulimit -n {files_max}; exec "$@"', "sh", *command]
     with Program(command, stdout=-1, text=True) as process:
         try:
             assert process.stdout is not None

@@ -13,6 +13,7 @@ from .serving import answer_of, eventually, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from wal3_core.storage.backends.memory import MemoryStore
 
@@ -145,6 +146,18 @@ def test_idle_connections_end_for_those_of_others(server: Attacked) -> None:
     assert server.ends(idle[0])
     for connection in idle:
         connection.close()
+
+
+def test_server_that_may_open_few_files_never_runs_out_of_them(tmp_path: Path) -> None:
+    with attacked(tmp_path, files_max=600) as server:
+        idle = [server.connect() for _ in range(700)]
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        server.post("jobs", "enqueue", text="a")
+        num_files = server.num_files()
+        for connection in idle:
+            connection.close()
+
+    assert num_files < 300
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +39,9 @@ def serve_queues(  # noqa: PLR0913 - its options
     limits: Mapping[str, Any],
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; ``ready`` gets the URL once the server listens."""
+    """Serve until Ctrl-C or SIGTERM; ``ready`` gets the URL once the server listens. Warnings go to stderr."""
+    # A server has nothing else to tell its operator by.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     host, port = address
     tokens = Tokens(
         read_tokens(tokens_file) if tokens_file is not None else split_tokens(os.environ.get(TOKENS_VARIABLE, ""))
