@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,11 @@ def given(subscription: FeedSubscription) -> Delivery:
 def given_until_none_is_left(subscription: FeedSubscription) -> list[tuple[object, int]]:
     """Deliver without acknowledging, until all are dead letters."""
     found = []
-    while isinstance(item := subscription.recv(0.05), Delivery):
-        found.append((item.message, item.attempt))
+    while (item := subscription.recv(0)) is not None or len(subscription._outstanding):
+        if isinstance(item, Delivery):
+            found.append((item.message, item.attempt))
+        else:
+            time.sleep(0.001)
     return found
 
 

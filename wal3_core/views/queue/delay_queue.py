@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from wal3_core.views.queue.items import Enqueued, ItemStats, Leased, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
 
-# Of asyncio, at a time: operations that wait for nothing but their turn.
+# Of asyncio, at a time; each waits for its turn only.
 _CALLS_MAX = 32
 
 
