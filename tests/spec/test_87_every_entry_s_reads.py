@@ -57,7 +57,9 @@ from wal3_core import (
     pinned_records,
     plan_destroy,
     read_queue_dead,
+    read_queue_definition,
     read_queue_head,
+    read_queue_item,
     read_queue_stats,
     records_across,
     repair_log,
@@ -208,6 +210,8 @@ def look_at_queue(store: ObjectStore) -> object:
         read_queue_dead(store, "queue"),
         read_queue_head(store, "queue"),
         read_queue_stats(store, "queue"),
+        read_queue_definition(store, "queue"),
+        read_queue_item(store, "queue", 1),
     )
 
 
@@ -289,6 +293,8 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "read_queue_dead": look_at_queue,
     "read_queue_head": look_at_queue,
     "read_queue_stats": look_at_queue,
+    "read_queue_definition": look_at_queue,
+    "read_queue_item": look_at_queue,
     "over_limit": lambda store: over_limit(store, ["a", "sealed"], unprocessed_max=1000),
     "migrate": lambda store: [migrate(store, "a", "after", reason="full") for _ in range(2)],
     "open_pinned": lambda store: list(open_pinned(store, "a", "p").records()),

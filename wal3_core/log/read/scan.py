@@ -88,9 +88,9 @@ def within(limits: Limits, manifest: Manifest) -> Limits:
 
 def is_empty(start: ReadStart, limits: Limits) -> bool:
     """Tell whether a range holds nothing, whatever the log holds: a limit does not lie behind its start."""
-    if isinstance(start, AtTime) and limits.timestamp_us is not None and limits.timestamp_us <= start.timestamp_us:
-        return True
-    offset = floor_of(start)
+    if isinstance(start, AtTime):
+        return limits.timestamp_us is not None and limits.timestamp_us <= start.timestamp_us
+    offset = offset_of(start)
     return offset is not None and limits.offset is not None and limits.offset <= offset
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError, UnknownDurabilityError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+
+T = TypeVar("T")
 
 # Of real processes, with the logs' addresses; that of a writer which its program forgot lives as long as it has work.
 _loops: WeakKeyDictionary[WriteLoop, tuple[str, ThreadRuntime]] = WeakKeyDictionary()
@@ -196,7 +198,7 @@ class Pipeline:
         self._wait_until_done(future)
         return future.result()
 
-    def _wait_until_done(self, future: Future[LogPosition] | Outcome[None]) -> None:
+    def _wait_until_done(self, future: Future[T]) -> None:
         """Raise UnknownDurabilityError once the oldest append should have its outcome, and none gets any."""
         ended, looks = -1, 0
         while not future.done():
