@@ -12,7 +12,7 @@ from tests.faults.chain_worlds import chain_story
 from tests.mutations import Mutation, applied
 
 # Of the first ones, those in which all of these happened.
-SEEDS = range(8)
+SEEDS = range(9)
 SEEDS_FOR_A_MUTANT = 300
 HAPPENED = {
     "chain: migrated",
