@@ -27,6 +27,12 @@ def appended(wal3: Command, log: str, count: int = 4) -> None:
         wal3.ok("append", "--create", "--raw", log, stdin=f"{number}\n")
 
 
+def let_age_decide(wal3: Command, log: str) -> None:
+    """Make every record old enough to be collected; no consumer has a cursor."""
+    policies = PolicyStore(open_store(wal3.url), log)
+    policies.change(lambda policy: replace(policy, without_cursors=True, retention_s=0))
+
+
 def collectable(wal3: Command, log: str = "a") -> None:
     """Make a log of four fragments, two of which are behind every cursor."""
     appended(wal3, log)
@@ -283,7 +289,7 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
 @pytest.mark.slow
 def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> None:
     appended(wal3, "a", 20)
-    wal3.ok("cursor", "set", "a", "reader", "21")
+    let_age_decide(wal3, "a")
 
     result = wal3("gc", "a", "--dry-run")
 
@@ -321,7 +327,7 @@ def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -
 @pytest.mark.slow
 def test_log_that_would_lose_nearly_everything_is_refused_until_allowed(wal3: Command) -> None:
     appended(wal3, "a", 20)
-    wal3.ok("cursor", "set", "a", "reader", "21")
+    let_age_decide(wal3, "a")
 
     refused = wal3("gc", "a", "--interval-s", "0")
 
@@ -340,8 +346,7 @@ def test_refusal_to_collect_nearly_everything_names_the_option_that_allows_it(
 ) -> None:
     for log in ("a", "b"):
         appended(wal3, log, 2)
-        policies = PolicyStore(open_store(wal3.url), log)
-        policies.change(lambda policy: replace(policy, without_cursors=True, retention_s=0))
+        let_age_decide(wal3, log)
 
     refused = wal3("gc", *arguments)
 
