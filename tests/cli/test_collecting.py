@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.stores import FaultyStore
-from wal3_core import Collector, CursorStore, LogPosition, LogWriter, PolicyStore, StoreDeniedError, open_store
+from wal3_core import Collector, CursorStore, LogPosition, LogWriter, StoreDeniedError, open_store
 from wal3_core.cli.program import cli
 
 if TYPE_CHECKING:
@@ -25,12 +24,6 @@ def appended(wal3: Command, log: str, count: int = 4) -> None:
     """Append fragments of one record each."""
     for number in range(count):
         wal3.ok("append", "--create", "--raw", log, stdin=f"{number}\n")
-
-
-def let_age_decide(wal3: Command, log: str) -> None:
-    """Make every record old enough to be collected; no consumer has a cursor."""
-    policies = PolicyStore(open_store(wal3.url), log)
-    policies.change(lambda policy: replace(policy, without_cursors=True, retention_s=0))
 
 
 def collectable(wal3: Command, log: str = "a") -> None:
@@ -289,13 +282,12 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
 @pytest.mark.slow
 def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> None:
     appended(wal3, "a", 20)
-    let_age_decide(wal3, "a")
 
-    result = wal3("gc", "a", "--dry-run")
+    result = wal3("gc", "a", "--dry-run", "--without-cursors", "--up-to-offset", "21")
 
     assert result.exit_code == 1
     assert "would prune 20 records" in result.stdout
-    assert "at most 90% of its bytes, found 100.0%" in result.stderr
+    assert "no consumer's cursor says that they were read, found 100.0%" in result.stderr
 
 
 @pytest.mark.slow
@@ -327,16 +319,16 @@ def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -
 @pytest.mark.slow
 def test_log_that_would_lose_nearly_everything_is_refused_until_allowed(wal3: Command) -> None:
     appended(wal3, "a", 20)
-    let_age_decide(wal3, "a")
+    options = ("--interval-s", "0", "--without-cursors", "--up-to-offset", "21")
 
-    refused = wal3("gc", "a", "--interval-s", "0")
+    refused = wal3("gc", "a", *options)
 
     assert refused.exit_code == 1
-    assert "at most 90% of its bytes, found 100.0%" in refused.stderr
+    assert "no consumer's cursor says that they were read, found 100.0%" in refused.stderr
     assert refused.stdout == ""
     held = files(wal3)
     assert sum(path.startswith("log/") for path in held) == 20
-    assert collected(wal3, "a", "--interval-s", "0", "--fraction-max", "1")["num_deleted"] == len(held)
+    assert collected(wal3, "a", *options, "--fraction-max", "1")["num_deleted"] == len(held)
     assert files(wal3) == set()
 
 
@@ -346,9 +338,8 @@ def test_refusal_to_collect_nearly_everything_names_the_option_that_allows_it(
 ) -> None:
     for log in ("a", "b"):
         appended(wal3, log, 2)
-        let_age_decide(wal3, log)
 
-    refused = wal3("gc", *arguments)
+    refused = wal3("gc", *arguments, "--without-cursors", "--up-to-offset", "3")
 
     assert refused.exit_code == 1
     for line in refused.stderr.splitlines():
