@@ -326,7 +326,8 @@ class CollectorOptions:
     """How one log's garbage is collected.
 
     Pruned objects are deleted ``interval_s`` seconds later, so that readers of an older manifest
-    have ended. A plan that would delete more than ``fraction_max`` of the log's bytes is refused.
+    have ended. A plan that would delete more than ``fraction_max`` of the bytes of a log without a consumer's
+    cursor is refused: by age alone, or up to an offset that was given.
     ``without_cursors`` allows a log without cursors to be collected up to a given offset; without it,
     and without a policy that allows it, such a log is refused. At most ``orphans_max`` orphans are
     marked at a time; with 0 they are not looked for. Deletes are sent ``deletes_ahead`` at a time,

@@ -147,7 +147,10 @@ REMEDIES = (
         check="safe_to_collect",
         when="expected a cursor to say what is no longer needed",
         section=Section.REFUSED,
-        steps=("Create a cursor (`wal3 cursor set LOG NAME first`), or give the log a policy.",),
+        steps=(
+            "Create a cursor (`wal3 cursor set LOG NAME first`), or give the log a policy.",
+            "To keep all of it: `wal3 policy LOG --keep-everything`.",
+        ),
     ),
     Remedy(
         check="safe_to_collect",

@@ -147,7 +147,8 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     """How logs are collected and compacted by key, how delay queues are looked at, and when to warn.
 
     ``interval_s`` is the time between pruning and deleting: WAL3_GC_INTERVAL_S when it is 0, a day when
-    that is not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused.
+    that is not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused, unless the log has
+    a consumer's cursor.
 
     Checks warn when a plan takes more than ``fraction_alarm`` of a log; when a garbage document is older
     than ``intervals_max`` intervals or an announced collection older than ``announced_s_max`` seconds; when

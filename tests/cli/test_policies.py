@@ -36,6 +36,25 @@ def test_limit_of_unprocessed_records_is_set_and_taken_back(wal3: Command) -> No
     assert (back["unprocessed_max"], back["percent_max"]) == (None, 50)
 
 
+def test_log_that_keeps_everything_is_never_refused_by_a_collection(wal3: Command) -> None:
+    wal3.ok("append", "--create", "--raw", "a", stdin="1\n")
+    refused = wal3("gc", "a")
+
+    changed = wal3.ok("policy", "a", "--keep-everything")
+    collected = [wal3.json("gc", *which, "--json") for which in (["a"], ["--all"])]
+    contradictory = [
+        wal3("policy", "a", *more) for more in (["--keep-everything", "--cleanup", "both"], ["--retention", "7d"])
+    ]
+    back = wal3.ok("policy", "a", "--cleanup", "collect")
+
+    assert (refused.exit_code, "`wal3 policy LOG --keep-everything`" in refused.stderr) == (1, True)
+    assert changed == b"a: keeps everything\n"
+    assert [plan["reason"] for [plan] in collected] == ["its policy keeps everything"] * 2
+    assert [each.exit_code for each in contradictory] == [2, 2]
+    assert "(`--no-retention`, or `--cleanup collect`)" in contradictory[1].stderr
+    assert back == b"a: collected only below its cursors; no retention\n"
+
+
 def test_log_is_arranged_by_key_and_no_longer(wal3: Command) -> None:
     wal3.ok("append", "--create", "a", stdin='{"key": "k", "body": "b"}\n{"key": "j", "body": "c"}\n')
 
@@ -48,7 +67,7 @@ def test_log_is_arranged_by_key_and_no_longer(wal3: Command) -> None:
 
     assert shown == (
         b"a: collected only below its cursors; no retention; arranged by key when 10 % of its bytes are new; records"
-        b" are left as they are for 0s; arranged fragments have about 8,388,608 bytes; appends need keys\n"
+        b" are left as they are for 0s; arranged fragments have about 8.4 MB; appends need keys\n"
     )
     assert (done["superseded"], done["fragments_written"], done["installed"]) == (0, 1, True)
     assert b"by key below offset 3" in facts
@@ -77,12 +96,12 @@ def test_compaction_is_set_shown_and_taken_back(wal3: Command) -> None:
 
     assert plain == (
         b"a: not collected; compacted by key when 50 % of its bytes are new; records are left as they are for 0s;"
-        b" tombstones are kept for 1d; compacted fragments have about 8,388,608 bytes; appends need keys\n"
+        b" tombstones are kept for 1d; compacted fragments have about 8.4 MB; appends need keys\n"
     )
     assert full == (
         b"a: collected only below its cursors; records are kept for at least 7d; compacted by key when 10 % of its"
         b" bytes are new, or a superseded record is older than 1h; records are left as they are for 5m; tombstones are"
-        b" kept for 7d; compacted fragments have about 1,000,000 bytes; appends need keys\n"
+        b" kept for 7d; compacted fragments have about 1.0 MB; appends need keys\n"
     )
     assert (shown["cleanup"], shown["retention_s"]) == ("both", 604_800)
     fields = {name: f"{name}_s" if name.endswith(("lag", "retention")) else name for name in values}

@@ -464,3 +464,37 @@ def test_cursors_of_subscriptions_and_of_consumers_by_key_say_what_they_have_bes
         False,
     )
     assert (found["workers"]["keys_ahead"], found["workers"]["pins"]) == (1, True)
+
+
+def test_logs_are_listed_with_the_lag_of_their_consumers_the_largest_first(wal3: Command) -> None:
+    for log, count in {"a": 2, "b": 9, "c": 5}.items():
+        appended(wal3, log, count)
+    wal3.ok("cursor", "set", "b", "fast", "next")
+    wal3.ok("cursor", "set", "b", "slow", "6")
+
+    by_lag = wal3.json("ls", "--sort", "lag", "--json")
+    largest = wal3.json("ls", "--sort", "records", "--limit", "1", "--json")
+    table = wal3.ok("ls", "--lag", "--limit", "2").decode().splitlines()
+
+    assert [(row["log"], row["lag"], row["consumer"]) for row in by_lag] == [
+        ("c", 5, None),
+        ("b", 4, "slow"),
+        ("a", 2, None),
+    ]
+    assert [row["log"] for row in largest] == ["b"]
+    assert "lag" not in largest[0]
+    assert [line.split()[0] for line in table if line.startswith((" a", " b", " c"))] == ["a", "b"]
+    assert (table[-1], "no cursor" in table[3]) == ("and 1 more", True)
+
+
+def test_lag_that_cannot_be_read_is_named_and_hides_no_log(wal3: Command) -> None:
+    for log in ("a", "b"):
+        appended(wal3, log, 2)
+        wal3.ok("cursor", "set", log, "reader", "1")
+    damage(life_store(open_store(wal3.url), "a"), "cursor/reader.json")
+
+    done = wal3("ls", "--lag", "--json")
+
+    assert done.exit_code == 1
+    assert [json.loads(line)["lag"] for line in done.stdout.splitlines()] == [None, 2]
+    assert "1 unreadable: a: " in done.stderr

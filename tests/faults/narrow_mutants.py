@@ -206,4 +206,10 @@ NARROW_MUTANTS = (
         "move_fence(found) if found.fence == fence else None",
         "None",
     ),
+    Mutation(
+        "a writer's cursor counts as a consumer's",
+        "wal3_core.log.collect.planner:_is_consumed",
+        "not all(name.startswith(WRITER_CURSOR) for name in cursors)",
+        "bool(cursors)",
+    ),
 )

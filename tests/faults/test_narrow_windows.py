@@ -25,6 +25,7 @@ from tests.mutations import Mutation, applied
 from tests.spec.test_92_named_lists import forget_an_append_whose_commit_is_under_way
 from tests.stores import Fault, FaultyStore, OvertakenStore
 from wal3_core import (
+    CollectionRefusedError,
     CursorStore,
     GarbageCollectedError,
     LogAt,
@@ -51,6 +52,7 @@ from wal3_core import (
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.position import AtTime
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
@@ -437,6 +439,18 @@ def change_the_policy_while_another_does_before_the_answer() -> None:
     assert other.load().retention_s == 7200
 
 
+def collect_a_log_of_which_only_a_writer_has_a_cursor() -> None:
+    """The writer is far ahead of readers that have no cursor yet."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    CursorStore(store, "a").init("writer-w", LogPosition(4, 0), owner=Owner.WRITER)
+
+    with suppress(CollectionRefusedError):
+        collect(store, "a", options=CollectorOptions(interval_s=0, fraction_max=1.0))
+
+    assert len(list(LogReader.open(store, "a").records())) == 3
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -464,6 +478,7 @@ NARROW = (
     destroy_while_it_is_taken_back_and_a_pin_is_made,
     install_staged_while_a_roll_is_denied,
     forget_an_append_whose_commit_is_under_way,
+    collect_a_log_of_which_only_a_writer_has_a_cursor,
 )
 
 

@@ -52,7 +52,12 @@ POLICIES = st.builds(
 def contradictions(policy: Policy) -> set[str]:
     """The values that are set and that the policy's cleanup does not use."""
     of_collections = ("delete_retention_s", "receipt_retention_s") if policy.arrange_by_key else OF_COMPACTIONS
-    unused = {Cleanup.COLLECT: of_collections, Cleanup.COMPACT: OF_COLLECTIONS, Cleanup.BOTH: ()}[policy.cleanup]
+    unused = {
+        Cleanup.COLLECT: of_collections,
+        Cleanup.COMPACT: OF_COLLECTIONS,
+        Cleanup.BOTH: (),
+        Cleanup.NOTHING: (*OF_COLLECTIONS, *of_collections),
+    }[policy.cleanup]
     return {name for name in unused if getattr(policy, name) not in {None, False}} | {
         name for name in unused if getattr(policy, name) == 0 and name != "without_cursors"
     }
@@ -96,7 +101,9 @@ def test_value_out_of_range_is_refused_by_its_name(name: str) -> None:
             replace(base, **{name: value}).check()
 
 
-@pytest.mark.parametrize(("cleanup", "does"), [("collect", (True, False)), ("compact", (False, True))])
+@pytest.mark.parametrize(
+    ("cleanup", "does"), [("collect", (True, False)), ("compact", (False, True)), ("nothing", (False, False))]
+)
 def test_cleanup_is_given_by_its_name(cleanup: str, does: tuple[bool, bool]) -> None:
     policy = Policy(cleanup=cleanup)
 

@@ -60,8 +60,11 @@ def test_body_takes_little_memory_and_holds_up_no_other(server: Attacked, name: 
 
 def test_calls_that_wait_lock_out_no_producer(server: Attacked) -> None:
     server.ok("POST", "/v1/queues", {"queue": "waited"})
-    waiting = [server.begin("waited", "dequeue", timeout_s=300, text=True) for _ in range(3)]
-    server.until_waiting("waited", 3)
+    waiting = []
+    for number in range(3):
+        waiting.append(server.begin("waited", "dequeue", timeout_s=300, text=True))
+        # The next one comes once this one waits: items go out in the order in which callers came.
+        server.until_waiting("waited", number + 1)
 
     assert server.refused("waited", "dequeue", timeout_s=300) == (503, "busy")
     # One that does not wait is no more than a request.

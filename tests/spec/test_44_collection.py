@@ -31,11 +31,15 @@ from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundEr
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
+from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import CLOCK
+from wal3_core.model.policy import Cleanup
+from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +160,7 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
     for options in (NOW, replace(NOW, without_cursors=True)):
         with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is no longer needed"):
             plan(store, options=options)
-    with pytest.raises(CollectionRefusedError, match="found none: create one, or"):
+    with pytest.raises(CollectionRefusedError, match="found none of a consumer: create one, or"):
         plan(store, 12)
     with pytest.raises(CollectionRefusedError):
         gather(store)
@@ -296,16 +300,52 @@ def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: Object
 # ---------------------------------------------------------------------- verify
 
 
-def test_plan_that_deletes_nearly_everything_is_refused_unless_allowed(store: ObjectStore) -> None:
-    plant(store, cursor=20)
+def test_plan_that_deletes_nearly_everything_without_a_consumer_is_refused_unless_allowed(store: ObjectStore) -> None:
+    plant(store)
+    before, limited = reachable(store), CollectorOptions(interval_s=0, without_cursors=True, retry=QUICK)
+
+    for writers in ((), ("writer-w",)):
+        for name in writers:
+            CursorStore(store, LOG).init(name, LogPosition(20, 0), owner=Owner.WRITER)
+        with pytest.raises(CollectionRefusedError, match=r"at most 90% .* no consumer's cursor .* found 95\.0%"):
+            gather(store, limited, limit_offset=20)
+        assert (reachable(store), documents(store)) == (before, [])
+
+    gather(store, replace(limited, fraction_max=0.96), limit_offset=20)
+    assert offsets(store) == [20]
+
+
+def test_log_whose_consumer_has_read_everything_is_collected_whole(store: ObjectStore) -> None:
+    plant(store, cursor=21)
+
+    gather(store, CollectorOptions(interval_s=0, retry=QUICK))
+
+    assert offsets(store) == []
+
+
+def test_log_of_which_only_a_writer_has_a_cursor_is_not_collected(store: ObjectStore) -> None:
+    plant(store)
+    CursorStore(store, LOG).init("writer-w", LogPosition(12, 0), owner=Owner.WRITER)
     before = reachable(store)
 
-    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* find out why"):
-        gather(store, CollectorOptions(interval_s=0, retry=QUICK))
-    assert (reachable(store), documents(store)) == (before, [])
+    with pytest.raises(CollectionRefusedError, match="found none of a consumer") as refused:
+        gather(store)
 
-    gather(store, replace(NOW, fraction_max=0.96))
-    assert offsets(store) == [20]
+    assert refused.value.unclaimed
+    assert reachable(store) == before
+
+
+def test_log_that_keeps_everything_is_not_collected_and_needs_no_cursor(store: ObjectStore) -> None:
+    plant(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, cleanup=Cleanup.NOTHING))
+    before = reachable(store)
+
+    for _ in range(2):
+        done = gather(store)
+
+        assert (done.plan.empty, done.plan.reason) == (True, "its policy keeps everything")
+        place(store, 12)
+    assert reachable(store) == before
 
 
 def test_plan_with_a_wrong_setsum_is_refused(store: ObjectStore) -> None:

@@ -13,6 +13,7 @@ import click
 
 from wal3_core.errors import (
     CorruptError,
+    GarbageCollectedError,
     InvalidRequestError,
     KeyRequiredError,
     LogError,
@@ -27,11 +28,15 @@ _INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
 _NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
     "give the log a policy by which age alone decides": (
-        "`wal3 cursor set LOG NAME first`, or `wal3 policy LOG --retention 7d --without-cursors`"
+        "`wal3 cursor set LOG NAME first`, `wal3 policy LOG --retention 7d --without-cursors`, or"
+        " `wal3 policy LOG --keep-everything`"
     ),
     "find out why, then allow it": "`--fraction-max 1`, or `wal3 policy LOG --percent-max 100`",
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
+
+# Longer than a path in a store.
+_LONG = re.compile(r"(\S{80})\S{1200,}")
 
 _RUNBOOK = "docs/operations.md"
 _UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-cursor-is-damaged"
@@ -46,11 +51,21 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
+def readable(text: str) -> str:
+    """Make a message of one line; a word that only a mistake makes so long is cut."""
+    return plain(_LONG.sub(r"\1…", " ".join(text.split())))
+
+
+def plain(text: str) -> str:
+    """Replace unprintable characters: stored text must not control the terminal."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
 class Failure(click.ClickException):
     """Ends the command with a line on stderr, a second one if there is a ``hint``, and exit code 1."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(readable(message))
         self.hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -92,7 +107,8 @@ def failure(error: LogError, log: str = "LOG") -> Failure:
     if isinstance(error, CorruptError):
         hint = f"`{shlex.join(['wal3', 'scrub', log])}` shows all that is damaged; {section_of(str(error))}"
         return Failure(explain(error), hint=hint)
-    kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
+    # An offset that the log no longer holds is a mistake like one that it does not hold yet.
+    kind = InvalidFailure if isinstance(error, InvalidRequestError | GarbageCollectedError) else Failure
     return kind(explain(error))
 
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from rich.text import Text
 
 from wal3_core.cli.failures import Failure
+from wal3_core.cli.failures import plain as plain  # noqa: PLC0414 - what prints takes it from here
 from wal3_core.cli.quick_table import QuickTable
 from wal3_core.cli.streams import has_all
 from wal3_core.runtime import US_PER_S
@@ -45,11 +46,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Ite
     for row in rows:
         made.add_row(*map(plain, row))
     return made
-
-
-def plain(text: str) -> str:
-    """Replace unprintable characters: stored text must not control the terminal."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def print_json(document: Mapping[str, object]) -> None:

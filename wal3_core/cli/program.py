@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from wal3_core.cli.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure
+from wal3_core.cli.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure, readable
 from wal3_core.cli.interrupts import as_exception
 from wal3_core.cli.session import Session
 from wal3_core.cli.targets import of_target
 from wal3_core.cli.times import Duration
 from wal3_core.cli.verbosity import show_log_lines
 from wal3_core.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The commands in the order of first use, each with the first sentences of its help.
 _COMMANDS = {
@@ -50,13 +54,20 @@ _COMMANDS = {
 class Program(click.Group):
     """A group that reports library errors as one line on stderr, and imports a command when it is called."""
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        """Read what stands before the command."""
+        with _readable_usage():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; expected errors print no traceback."""
         try:
-            with as_exception():
+            with as_exception(), _readable_usage():
                 return super().invoke(ctx)
         except LogError as error:
-            raise failure(of_target(error, ctx.obj), ctx.meta.get(NAMED_LOG, "LOG")) from error
+            raise failure(of_target(error, ctx.obj, ctx.meta.get(NAMED_LOG)), ctx.meta.get(NAMED_LOG, "LOG")) from error
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -86,6 +97,16 @@ class Program(click.Group):
         return name, found if name is None else command(name), rest
 
 
+@contextmanager
+def _readable_usage() -> Iterator[None]:
+    """Make click's messages readable, whatever was given on the line."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.message = readable(error.message)
+        raise
+
+
 def interrupted(context: click.Context) -> NoReturn:
     """End the command as Ctrl-C does."""
     click.echo("Interrupted.", err=True)
@@ -103,7 +124,7 @@ def command(name: str) -> click.Command:
 @click.group(
     cls=Program,
     # For the list of commands and for completion, which show no more of a command.
-    commands={name: click.Command(name, help=text) for name, text in _COMMANDS.items()},
+    commands={name: click.Command(name, short_help=text) for name, text in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
@@ -126,12 +147,12 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
     key. The store is a directory, a bucket, or a folder in one:
 
     \b
-      file:///var/lib/wal3      a local directory; or a path that starts with / or .
-      s3://bucket/prefix        credentials, region and endpoint as for any AWS tool,
-                                or ?endpoint=…&region=…&profile=…&timeout_s=…
-                                &writes_per_s=…&reads_per_s=… (0: no limit)
-      gs://bucket/prefix        Google Cloud Storage
-      az://container/prefix     Azure Blob Storage
+      file:///var/lib/wal3    a local directory; or a path that starts with / or .
+      s3://bucket/prefix      credentials, region and endpoint as for AWS tools,
+                              or ?endpoint=…&region=…&profile=…&timeout_s=…
+                              &writes_per_s=…&reads_per_s=… (0: no limit)
+      gs://bucket/prefix      Google Cloud Storage
+      az://container/prefix   Azure Blob Storage
 
     \b
     Try it:
@@ -140,8 +161,14 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
       wal3 cat first
       wal3 ls
 
-    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 3 wrong records (exercise), 130 interrupted,
-    143 ended by SIGTERM.
+    \b
+    Exit codes:
+      0    done
+      1    failed, or found something unsound
+      2    the request is invalid
+      3    exercise: records are wrong
+      130  interrupted by Ctrl-C
+      143  ended by SIGTERM
     """
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)

@@ -12,7 +12,7 @@ from wal3_core.cli.output import counted, print_json, quiet_pipe, time
 from wal3_core.cli.queue_input import leases_of
 from wal3_core.cli.queues import queue_argument, queues_options
 from wal3_core.cli.session import json_option, lines_option
-from wal3_core.cli.times import Duration, Time
+from wal3_core.cli.times import Duration, Time, Whole
 from wal3_core.errors import InvalidRequestError, LogError, StaleTokenError
 from wal3_core.queue_server.item_json import utf8
 from wal3_core.views.queue import Bury, Extend, Requeue
@@ -34,7 +34,7 @@ _SHOWN_MAX = 20
 def _lease_arguments(command: F) -> F:
     """Add the arguments ID and TOKEN, of which there are both or neither."""
     token = click.argument("token", metavar="TOKEN]", required=False)
-    return click.argument("item", metavar="[ID", type=int, required=False)(token(command))
+    return click.argument("item", metavar="[ID", type=Whole(), required=False)(token(command))
 
 
 def _leases(item: int | None, token: str | None) -> list[tuple[int, str]]:
@@ -160,8 +160,8 @@ def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_j
 
 @click.command("dead")
 @queue_argument()
-@click.option("-n", "--count", "wanted", type=click.IntRange(1, _ITEMS_MAX), default=100, help="At most so many; 100.")
-@click.option("--after", type=int, default=0, metavar="ID", help="Only those with ids above ID.")
+@click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=100, help="At most so many; 100.")
+@click.option("--after", type=Whole(), default=0, metavar="ID", help="Only those with ids above ID.")
 @lines_option
 @queues_options
 def dead(queues: Queues, *, name: str, wanted: int, after: int) -> None:
@@ -182,8 +182,8 @@ def dead(queues: Queues, *, name: str, wanted: int, after: int) -> None:
 
 @click.command("kick")
 @queue_argument()
-@click.argument("ids", metavar="[ID]...", type=int, nargs=-1)
-@click.option("-n", "--count", "wanted", type=click.IntRange(1, _KICKED_MAX), help="At most so many; 1.")
+@click.argument("ids", metavar="[ID]...", type=Whole(), nargs=-1)
+@click.option("-n", "--count", "wanted", type=Whole(1, _KICKED_MAX), help="At most so many; 1.")
 @json_option
 @queues_options
 def kick(queues: Queues, *, name: str, ids: tuple[int, ...], wanted: int | None, as_json: bool) -> None:

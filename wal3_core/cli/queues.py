@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import complete_names_below
 from wal3_core.cli.failures import NAMED_LOG
+from wal3_core.cli.names import LOG_PREFIX, Name, complete_names_below
 from wal3_core.cli.session import Session, pass_session
 from wal3_core.errors import LogError
 from wal3_core.queue_server.client import QueueClient
@@ -131,7 +131,12 @@ def queues_of(session: Session, server: str | None, prefix: str) -> Iterator[Que
 def prefix_option(command: F) -> F:
     """Add --prefix."""
     return click.option(
-        "--prefix", default=PREFIX, show_default=True, metavar="LOG", help="The queue NAME is the log LOG/NAME."
+        "--prefix",
+        type=LOG_PREFIX,
+        default=PREFIX,
+        show_default=True,
+        metavar="LOG",
+        help="The queue NAME is the log LOG/NAME.",
     )(command)
 
 
@@ -155,8 +160,17 @@ def queues_options(command: Callable[..., None]) -> Callable[..., None]:
 def queue_argument(*, many: bool = False) -> Callable[[F], F]:
     """Make an argument that completes the names of queues."""
     if many:
-        return click.argument("names", metavar="[QUEUE]...", nargs=-1, shell_complete=_complete_queues)
-    return click.argument("name", metavar="QUEUE", shell_complete=_complete_queues, callback=_note_log)
+        return click.argument("names", metavar="[QUEUE]...", nargs=-1, type=_QUEUE, shell_complete=_complete_queues)
+    return click.argument("name", metavar="QUEUE", type=_QUEUE, shell_complete=_complete_queues, callback=_note_log)
+
+
+def _check_name(value: object, _: str) -> str:
+    name = str(value)
+    log_of("", name)
+    return name
+
+
+_QUEUE = Name("queue", _check_name)
 
 
 def _complete_queues(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

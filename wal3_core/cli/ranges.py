@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from wal3_core.cli.times import Time
+from wal3_core.cli.times import Time, Whole
 from wal3_core.model.position import AtTime
 from wal3_core.options import Limits
 
@@ -18,11 +18,25 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., object])
 
 _OPTIONS = (
-    click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the record at offset N."),
+    click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin with the record at offset N."),
     click.option("--from-time", metavar="T", type=Time(), help="Begin with the first record at or after T."),
-    click.option("--to-offset", metavar="N", type=click.IntRange(min=1), help="End before the record at offset N."),
+    click.option("--to-offset", metavar="N", type=Whole(min=1), help="End before the record at offset N."),
     click.option("--to-time", metavar="T", type=Time(), help="End before the first record at or after T."),
 )
+
+
+class Place(click.ParamType[str]):
+    """A place in a log: an offset, ``first`` or ``next``."""
+
+    name = "offset"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it; it is looked up in the log."""
+        if value in {"first", "next"}:
+            return value
+        if not value.isdecimal():
+            self.fail(f"expected an offset, first or next, found {value!r}", param, ctx)
+        return str(Whole(min=1).convert(value, param, ctx))
 
 
 def range_options(command: F) -> F:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
+_SENTENCE_LENGTH_MAX = 1000
 _REMOTE = frozenset({"s3", "gs", "az"})
 
 
@@ -59,6 +60,15 @@ def whole_url(url: str, *, timeout_s: float | None = None) -> str:
         options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
         url = parts._replace(query=urlencode(options, safe=":/")).geturl()
     return url
+
+
+class Commands(click.Group):
+    """A group that lists its commands with the whole first sentence of each one's help."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command."""
+        cmd.short_help = cmd.short_help or cmd.get_short_help_str(_SENTENCE_LENGTH_MAX)
+        super().add_command(cmd, name)
 
 
 pass_session = click.make_pass_decorator(Session)

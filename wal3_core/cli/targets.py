@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
 from wal3_core.storage.patient import patient
@@ -67,15 +69,31 @@ def check_store(store: ObjectStore) -> None:
     raise InvalidRequestError(message)
 
 
-def of_target(error: LogError, session: Session | None) -> LogError:
-    """Return the error to report: for a log that was not found, also that there is no store, if so."""
+def similar_logs(store: ObjectStore, log: str) -> str:
+    """Say which logs beside one that was not found have names much like its own; one listing."""
+    above, slash, part = log.rpartition("/")
+    with suppress(LogError):
+        folders = islice(store.list_folders(f"{above}{slash}"), _OBJECTS_LOOKED_AT_MAX)
+        names = {each.removesuffix("/").rpartition("/")[2] for each in folders}
+        by_case = {name.lower(): name for name in filter(is_name_part, names)}
+        found = [by_case[each] for each in get_close_matches(part.lower(), by_case)]
+        if found:
+            return f": did you mean {' or '.join(f'{above}{slash}{name}' for name in found)}?"
+    return ""
+
+
+def of_target(error: LogError, session: Session | None, log: str | None) -> LogError:
+    """Return the error to report: for a log that was not found, also that there is no store, or similar names."""
     if not isinstance(error, LogNotFoundError) or session is None or session.url is None:
         return error
     try:
-        check_store(session.store())
+        store = session.store()
+        check_store(store)
     except InvalidRequestError:
         found = "found none, and no store (if one is expected, correct --store or WAL3_STORE)"
         return type(error)(str(error).replace("found none", found, 1))
     except LogError:
         return error
+    if log is not None and str(error).partition(": ")[0].endswith(f"/{log}"):
+        return type(error)(f"{error}{similar_logs(store, log)}")
     return error

@@ -1,4 +1,4 @@
-"""Times and durations as people write them: ``2026-11-01``, ``-1h``, ``7d``."""
+"""Numbers, times and durations as people write them: ``1000``, ``2026-11-01``, ``-1h``, ``7d``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _SHOWN_UNITS = ("d", "h", "m", "s")
 # What is longer than the first is rounded to the second.
 _ROUNDED_TO = ((86_400, 3600), (3600, 60))
 _PART = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ms|s|min|m|h|d|w)", re.ASCII)
+_WHOLE = re.compile(r"\d{1,20}", re.ASCII)
+_DECIMAL = re.compile(r"\d{1,15}(?:\.\d{1,20})?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 
 
@@ -37,10 +39,37 @@ def duration_of(seconds: int) -> str:
     return parts or "0s"
 
 
+def with_durations(text: str) -> str:
+    """Write the seconds in a sentence of the library as durations."""
+    return re.sub(r"\b(\d{2,15}) s\b", lambda found: duration_of(int(found[1])), text)
+
+
 def wait_of(seconds: float) -> str:
     """Write how long to wait, rounded up to its second unit: ``1s``, ``23h59m``, ``6d23h``."""
     least = next((unit for above, unit in _ROUNDED_TO if seconds > above), 1)
     return duration_of(math.ceil(seconds / least) * least)
+
+
+class Whole(click.IntRange):
+    """A whole number; of a length that a number can have."""
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        if isinstance(value, str) and not _WHOLE.fullmatch(value.removeprefix("-")):
+            self.fail(f"expected a whole number, found {value!r}", param, ctx)
+        number: int = super().convert(value, param, ctx)  # type: ignore[arg-type]  # it also takes text
+        return number
+
+
+class Decimal(click.FloatRange):
+    """A number; not one of those that are none, or infinite."""
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        if isinstance(value, str) and not _DECIMAL.fullmatch(value.removeprefix("-")):
+            self.fail(f"expected a number, found {value!r}", param, ctx)
+        number: float = super().convert(value, param, ctx)  # type: ignore[arg-type]  # it also takes text
+        return number
 
 
 class Time(click.ParamType[int]):
@@ -50,7 +79,7 @@ class Time(click.ParamType[int]):
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return microseconds since the epoch."""
-        if isinstance(value, int) or (value.isascii() and value.isdecimal()):
+        if isinstance(value, int) or _WHOLE.fullmatch(value):
             return int(value)
         text = value.strip()
         if text == "now":

@@ -113,8 +113,8 @@ def check_has_passes(policy: Policy, url: str, log: str) -> None:
     """Refuse a log whose policy asks for no passes."""
     if not policy.has_passes:
         message = (
-            f"log {url}: expected a policy that compacts, found one that only collects: set its cleanup to compact or"
-            f" both (`wal3 policy {log} --cleanup compact`), or arrange_by_key (`wal3 policy {log} --arrange-by-key`)"
+            f"log {url}: expected a policy that compacts, found one that does not: set its cleanup to compact or both"
+            f" (`wal3 policy {log} --cleanup compact`), or arrange_by_key (`wal3 policy {log} --arrange-by-key`)"
         )
         raise KeyCompactionRefusedError(message)
     if policy.compacts and is_dirty_log(log):

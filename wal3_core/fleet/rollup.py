@@ -281,8 +281,4 @@ def _advance(stores: LogStores, limit: LogPosition, witness: Witness | None) -> 
     if witness is not None:
         stores.cursors.save(ROLLUP, limit, witness, owner=Owner.ROLLUP)
         return
-    # Before the cursor, which ends this: a dirty log that was rolled up whole is collected whole.
-    policy = stores.policies.load()
-    if policy.collects and policy.percent_max is None:
-        stores.policies.change(lambda policy: replace(policy, percent_max=policy.percent_max or 100))
     stores.cursors.init(ROLLUP, limit, owner=Owner.ROLLUP)

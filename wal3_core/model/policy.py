@@ -51,11 +51,12 @@ _RANGES = {**_OF_COLLECTIONS, "unprocessed_max": (UNPROCESSED_MIN, UNPROCESSED_M
 
 
 class Cleanup(StrEnum):
-    """What removes a log's records: collections, compactions, or both."""
+    """What removes a log's records: collections, compactions, both, or nothing."""
 
     COLLECT = "collect"
     COMPACT = "compact"
     BOTH = "both"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,13 @@ class Policy:
 
     ``retention_s`` keeps every record that many seconds, whatever the cursors say. ``without_cursors`` lets
     age alone decide while the log has no cursor; otherwise such a log is not collected at all.
-    ``percent_max`` allows one collection to take that share of the log's bytes, when the default is less.
+    ``percent_max`` allows one collection to take that share of the bytes of a log that no consumer's cursor explains,
+    when the default is less.
     ``unprocessed_max`` is how many unprocessed records the log may have before fleets refuse its appends; it goes
     before ``FleetOptions.unprocessed_max``.
 
-    ``cleanup`` says whether the log is collected, compacted, or both. The values below it need a log that is
-    compacted; None stands for the default in ``compaction_limits``. A record stays as it is for
+    ``cleanup`` says whether the log is collected, compacted, both, or kept whole. The values below it need a log that
+    is compacted; None stands for the default in ``compaction_limits``. A record stays as it is for
     ``min_compaction_lag_s``; a superseded one is to be dropped within ``max_compaction_lag_s``, however little has
     changed. ``delete_retention_s`` keeps a tombstone that long after the log below it was compacted.
     ``min_dirty_percent`` is the share of the log's bytes, or of a compacted log's records, that must have come since
@@ -108,12 +110,12 @@ class Policy:
     @property
     def collects(self) -> bool:
         """Whether collections may prune the log."""
-        return self.cleanup is not Cleanup.COMPACT
+        return self.cleanup in {Cleanup.COLLECT, Cleanup.BOTH}
 
     @property
     def compacts(self) -> bool:
         """Whether compactions drop superseded records of the log."""
-        return self.cleanup is not Cleanup.COLLECT
+        return self.cleanup in {Cleanup.COMPACT, Cleanup.BOTH}
 
     @property
     def has_passes(self) -> bool:
@@ -157,7 +159,8 @@ class Policy:
         elif not self.compacts:
             self._refuse(_OF_DROPPING, "nothing is dropped", "compact or both")
         if not self.collects:
-            self._refuse([*_OF_COLLECTIONS, "without_cursors"], "nothing is collected", "both")
+            collecting = "both" if self.compacts else "collect"
+            self._refuse([*_OF_COLLECTIONS, "without_cursors"], "nothing is collected", collecting)
 
     def _refuse(self, names: Iterable[str], why: str, instead: str) -> None:
         for name in names:
@@ -230,7 +233,7 @@ def _cleanup_of(fields: Fields) -> Cleanup:
     if not fields.has("cleanup"):
         return Cleanup.COLLECT
     found = fields.string("cleanup")
-    if found not in {Cleanup.COMPACT, Cleanup.BOTH}:
-        message = f"{fields.what}: field cleanup: expected compact or both, found {ascii(found)[:80]}"
+    if found not in {Cleanup.COMPACT, Cleanup.BOTH, Cleanup.NOTHING}:
+        message = f"{fields.what}: field cleanup: expected compact, both or nothing, found {ascii(found)[:80]}"
         raise CorruptError(message)
     return Cleanup(found)

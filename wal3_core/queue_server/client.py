@@ -81,9 +81,12 @@ class QueueClient:
     """
 
     def __init__(self, url: str, token: str | None = None, *, runtime: Runtime | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
-            message = f"server {url}: expected a URL like http://127.0.0.1:8790, found another"
+            message = f"server {url[:80]}: expected a URL like http://127.0.0.1:8790, found another"
             raise InvalidRequestError(message)
         if parts.username is not None:
             message = "server: expected a URL without a name and a password, found one with them"

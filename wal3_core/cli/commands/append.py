@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure, InvalidFailure, again, leave
 from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw, standard_input
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import counted, progress, report
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import PAUSE_S, StopSignals
@@ -62,8 +62,8 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
     Examples:
       echo '{"key": "user-1", "body": "Ada"}' | wal3 append users
       echo '{"key": "user-1", "body": null}'  | wal3 append users
-      tail -f access.log                      | wal3 append --raw --create access
-      wal3 cat users                          | wal3 --store s3://bucket append --create users
+      tail -f access.log | wal3 append --raw --create access
+      wal3 cat users | wal3 --store s3://bucket append --create users
     """
     stream = _standard_input()
     opened = LogWriter.open_or_initialize if create else LogWriter.open

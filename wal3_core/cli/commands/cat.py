@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import complete_pins, log_argument
 from wal3_core.cli.lines import json_of_record
+from wal3_core.cli.names import PIN, log_argument
 from wal3_core.cli.output import progress, quiet_pipe
 from wal3_core.cli.ranges import limits_of, range_options, start_of
 from wal3_core.cli.session import Session, lines_option, pass_session
+from wal3_core.cli.times import Whole
 from wal3_core.log.read.pinned import pinned_records
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import UNLIMITED
@@ -28,8 +29,8 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 @click.command()
 @log_argument()
 @range_options
-@click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Print at most N records.")
-@click.option("--pin", metavar="NAME", shell_complete=complete_pins, help="Read what the pin NAME keeps.")
+@click.option("--limit", metavar="N", type=Whole(min=0), help="Print at most N records.")
+@click.option("--pin", metavar="NAME", type=PIN, help="Read what the pin NAME keeps.")
 @click.option("--raw", is_flag=True, help="Print bodies alone, as bytes; a tombstone prints nothing.")
 @click.option(
     "--separator",

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import EXIT_UNSOUND
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import console, count, counted, print_json, progress, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
+from wal3_core.cli.times import Whole
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
 
@@ -27,8 +28,8 @@ _RECEIPT_COLUMNS = ("offset", "reason", "pass", "planned", "object")
 @log_argument()
 @click.option("--dry-run", is_flag=True, help="Read and merge, but write nothing; show what a pass would drop.")
 @click.option("--force", is_flag=True, help="Run a pass even if none is due.")
-@click.option("--to-offset", type=click.IntRange(min=1), help="Compact only records below this offset.")
-@click.option("--bytes-per-s", type=click.IntRange(min=1024), help="Read and write at most so many bytes a second.")
+@click.option("--to-offset", type=Whole(min=1), help="Compact only records below this offset.")
+@click.option("--bytes-per-s", type=Whole(min=1024), help="Read and write at most so many bytes a second.")
 @click.option("--verify", is_flag=True, help="Verify the last pass from storage instead; exit status 1 if it fails.")
 @click.option("--receipt", metavar="KEY", help="List the dropped records of KEY instead, and what became of them.")
 @json_option

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from wal3_core.cli.commands.policy import describe_policy, policy_json
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import LOG, log_argument
 from wal3_core.cli.output import counted, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
+from wal3_core.cli.times import Whole
 from wal3_core.errors import LogNotFoundError
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
@@ -18,10 +19,12 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 
 @click.command()
 @log_argument()
-@click.argument("target")
+@click.argument("target", type=LOG)
 @click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
-@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin at the offset N.")
-@click.option("--after", metavar="COPY", help="Begin where COPY ends, in TARGET's store, and hold all that came since.")
+@click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin at the offset N.")
+@click.option(
+    "--after", metavar="COPY", type=LOG, help="Begin where COPY ends, in TARGET's store, and hold all that came since."
+)
 @click.option("--with-cursors", is_flag=True, help="Also copy the cursors within the copied range.")
 @click.option("--update", is_flag=True, help="Bring TARGET, a copy of LOG, up to date; make the copy if there is none.")
 @json_option

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wal3_core.cli.asking import confirm
-from wal3_core.cli.completing import cursor_argument, log_argument
 from wal3_core.cli.failures import Failure
+from wal3_core.cli.names import CURSOR, log_argument
 from wal3_core.cli.output import count, counted, plain, print_json, second
-from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.ranges import Place
+from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 
 
-@click.group()
+@click.group(cls=Commands)
 def cursor() -> None:
     """Show and move a log's cursors.
 
@@ -72,7 +73,7 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
 
 @cursor.command("get")
 @log_argument()
-@cursor_argument()
+@click.argument("name", type=CURSOR)
 @json_option
 @pass_session
 def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
@@ -81,7 +82,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     \b
     Examples:
       wal3 cursor get orders billing
-      wal3 cat orders --from-offset $(wal3 cursor get orders billing --json | jq .offset)
+      wal3 cursor get orders billing --json | jq .offset
     """
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
@@ -93,8 +94,8 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
 
 @cursor.command("set")
 @log_argument()
-@cursor_argument()
-@click.argument("offset")
+@click.argument("name", type=CURSOR)
+@click.argument("offset", type=Place())
 @json_option
 @pass_session
 def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool) -> None:
@@ -138,15 +139,12 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
         return manifest.first.position
     if offset == "next" or offset == str(manifest.next.position.offset):
         return manifest.next.position
-    if not (offset.isascii() and offset.isdecimal()):
-        message = f"expected a number, first or next, found {offset!r}"
-        raise InvalidRequestError(message)
     return _position_of_record(reader, int(offset), manifest)
 
 
 @cursor.command("delete")
 @log_argument()
-@cursor_argument()
+@click.argument("name", type=CURSOR)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @pass_session

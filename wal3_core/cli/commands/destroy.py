@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.asking import require_terminal
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.marked_logs import NO_DIRTY_LOGS, is_handed_out, print_marked, server_of, show_marked, warn_of
+from wal3_core.cli.names import CURSOR, LOG, SERVER
 from wal3_core.cli.output import count, counted, plain
-from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.targets import check_store
-from wal3_core.cli.times import Duration
+from wal3_core.cli.times import Duration, Whole
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.assignment import dirty_logs
 from wal3_core.fleet.rollup import RollUp, RollUpEnd
@@ -34,7 +34,7 @@ _ROWS_MAX = 1_000_000
 _NAMED_MAX = 20
 
 
-@click.group()
+@click.group(cls=Commands)
 def dirty() -> None:
     """Show which logs have grown, and roll the dirty logs up.
 
@@ -50,9 +50,10 @@ def dirty() -> None:
 
 
 _SELECTING = (
-    click.argument("server", default=""),
+    click.argument("server", type=SERVER, default=""),
     click.option(
         "--cursor",
+        type=CURSOR,
         metavar="NAME",
         help="The cursor that says, in each log, what was processed; without it, nothing was.",
     ),
@@ -66,7 +67,7 @@ _SELECTING = (
     ),
     click.option(
         "--records",
-        type=click.IntRange(1, _COUNT_MAX),
+        type=Whole(1, _COUNT_MAX),
         default=_DUE.records_max,
         show_default=True,
         help="Select a log with so many unprocessed records.",
@@ -74,7 +75,7 @@ _SELECTING = (
     click.option(
         "--bytes",
         "num_bytes",
-        type=click.IntRange(1, _COUNT_MAX),
+        type=Whole(1, _COUNT_MAX),
         default=_DUE.bytes_max,
         show_default=True,
         help="Select a log with so many unprocessed bytes.",
@@ -82,7 +83,7 @@ _SELECTING = (
     click.option(
         "--limit",
         "rows_max",
-        type=click.IntRange(1, _ROWS_MAX),
+        type=Whole(1, _ROWS_MAX),
         default=50,
         show_default=True,
         help="Logs to show; --json has all.",
@@ -119,7 +120,7 @@ def show_dirty(session: Session, *, server: str, options: RollUpOptions, rows_ma
     Examples:
       wal3 dirty show
       wal3 dirty show server-1 --cursor compactor --age 10m
-      wal3 dirty show --json | jq -r 'select(.decision == "selected") | .log' | sort -u
+      wal3 dirty show --json | jq -r 'select(.decision == "selected") | .log'
     """
     store = session.store()
     plans = [RollUp(store, name, options=options).read() for name in _named(store, server, as_json=as_json)]
@@ -136,9 +137,9 @@ def show_dirty(session: Session, *, server: str, options: RollUpOptions, rows_ma
 @_selecting
 @click.option(
     "--handled",
+    type=LOG,
     metavar="LOG",
     multiple=True,
-    shell_complete=complete_logs,
     help="Hand LOG out: it is no longer marked, so maintain it after this command; can be given several times.",
 )
 @click.option("--all", "take_all", is_flag=True, help="Hand out every log with unprocessed records, due or not.")
@@ -171,7 +172,7 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
       wal3 dirty rollup --dry-run
       wal3 dirty rollup server-1 --cursor compactor
       wal3 dirty rollup server-1 --handled orders && wal3 gc orders
-      wal3 dirty rollup --all --json | jq -r 'select(.decision == "selected") | .log' | sort -u
+      wal3 dirty rollup --all --json | jq -r 'select(.handed_out) | .log'
     """
     if handled and take_all:
         message = "dirty rollup: expected --handled or --all, found both"
@@ -248,7 +249,7 @@ def _named(store: ObjectStore, server: str, *, as_json: bool) -> list[str]:
     if not found:
         check_store(store)
     if server:
-        name = check_log_name(f"{DIRTY}/{server.removeprefix(f'{DIRTY}/')}")
+        name = check_log_name(f"{DIRTY}/{server}")
         # A busy server has further ones below its first.
         mine = [each for each in found if f"{each}/".startswith(f"{name}/")]
         if not mine:

@@ -22,7 +22,7 @@ from wal3_core.cli.output import console, count, counted, plain, print_json, pro
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import StopSignals
 from wal3_core.cli.tables import show_table
-from wal3_core.cli.times import Duration, wait_of
+from wal3_core.cli.times import Decimal, Duration, Whole, wait_of
 from wal3_core.errors import ConditionNotMetError
 from wal3_core.fleet.exercise.checker import Kind
 from wal3_core.fleet.exercise.ledger import Outcome
@@ -49,35 +49,29 @@ _BYTES_MAX = 2**62
     "--duration", "duration_s", type=Duration(1), default=60.0, metavar="DURATION", help="How long the load lasts; 60s."
 )
 @click.option("--soak", is_flag=True, help="Until Ctrl-C, which ends the load; then everything is checked.")
-@click.option(
-    "--processes", type=click.IntRange(1, PROCESSES_MAX), default=2, show_default=True, help="Processes that write."
-)
-@click.option(
-    "--logs", type=click.IntRange(1, LOGS_MAX), default=24, show_default=True, help="Logs that they write to."
-)
+@click.option("--processes", type=Whole(1, PROCESSES_MAX), default=2, show_default=True, help="Processes that write.")
+@click.option("--logs", type=Whole(1, LOGS_MAX), default=24, show_default=True, help="Logs that they write to.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0.1, 100_000),
+    type=Decimal(0.1, 100_000),
     default=200.0,
     show_default=True,
     help="Records a second of all processes, on average.",
 )
 @click.option(
     "--record-bytes-max",
-    type=click.IntRange(_KEY_BYTES + 1, _RECORD_BYTES_MAX),
+    type=Whole(_KEY_BYTES + 1, _RECORD_BYTES_MAX),
     default=_RECORD_BYTES_MAX,
     show_default=True,
     help="The largest record.",
 )
-@click.option(
-    "--bytes-max", type=click.IntRange(1), help="Bytes to append; the load ends with them. 2 MiB for each second."
-)
+@click.option("--bytes-max", type=Whole(1), help="Bytes to append; the load ends with them. 2 MiB for each second.")
 @click.option("--kills/--no-kills", default=True, show_default=True, help="Kill writing processes.")
 @click.option("--with-maintenance", is_flag=True, help="Collect and compact a third of the logs meanwhile.")
 @click.option(
     "--late", "late_s", type=Duration(0), default=10.0, metavar="DURATION", help="When a record is seen late; 10s."
 )
-@click.option("--seed", type=click.IntRange(0), help="Repeats the load of an earlier exercise.")
+@click.option("--seed", type=Whole(0), help="Repeats the load of an earlier exercise.")
 @click.option("--keep", is_flag=True, help="Keep the logs and the ledgers.")
 @click.option("--clean", is_flag=True, help="Remove what exercises have left in the store, and do nothing else.")
 @click.option("--summary", "summary_path", metavar="FILE", help="Also write the summary to FILE, as JSON.")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import complete_pins, log_argument
+from wal3_core.cli.names import PIN, log_argument
 from wal3_core.cli.output import print_json, quiet_pipe
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.times import Time
+from wal3_core.cli.times import Time, Whole
 from wal3_core.log.read.pinned import open_pinned
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.position import AtTime
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @log_argument()
-@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the file that holds offset N.")
+@click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin with the file that holds offset N.")
 @click.option("--from-time", metavar="T", type=Time(), help="Begin with the first file that has records at or after T.")
-@click.option("--pin", metavar="NAME", shell_complete=complete_pins, help="List the files that the pin NAME keeps.")
+@click.option("--pin", metavar="NAME", type=PIN, help="List the files that the pin NAME keeps.")
 @json_option
 @pass_session
 def files(

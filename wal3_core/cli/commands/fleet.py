@@ -16,10 +16,10 @@ from rich.text import Text
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.marked_logs import NO_DIRTY_LOGS, say_cut, warn_of_clock
 from wal3_core.cli.output import console, count, counted, plain, print_json, quiet_pipe, table
-from wal3_core.cli.session import Session, json_option, open_named
+from wal3_core.cli.session import Commands, Session, json_option, open_named
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import check_store
-from wal3_core.cli.times import Duration
+from wal3_core.cli.times import Duration, Whole
 from wal3_core.fleet.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.runtime import shared_runtime
@@ -44,17 +44,17 @@ _url_argument = click.argument("url", required=False)
 def _limit_option(command: F) -> F:
     return click.option(
         "--unprocessed-max",
-        type=click.IntRange(UNPROCESSED_MIN, UNPROCESSED_MAX),
+        type=Whole(UNPROCESSED_MIN, UNPROCESSED_MAX),
         help="The limit of logs whose policy has none: that of your fleets' FleetOptions.",
     )(command)
 
 
 def _rows_option(default: int) -> Callable[[F], F]:
-    kind = click.IntRange(1, _ROWS_MAX)
+    kind = Whole(1, _ROWS_MAX)
     return click.option("--limit", "rows_max", type=kind, default=default, show_default=True, help="Logs to show.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def fleet() -> None:
     """Show the logs that the servers have marked, and how far behind their consumers are.
 
@@ -119,7 +119,7 @@ def show_status(
     help="Which logs come first; the rate is that of appends since the last look.",
 )
 @_rows_option(20)
-@click.option("--looks", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--looks", type=Whole(1), help="End after so many looks.")
 @json_option
 @click.pass_context
 def show_top(  # noqa: PLR0913, PLR0917 - its options
@@ -140,7 +140,7 @@ def show_top(  # noqa: PLR0913, PLR0917 - its options
     Examples:
       wal3 fleet top
       wal3 fleet top --sort rate --limit 5 --interval 1s
-      wal3 fleet top --looks 2 --json | jq -c '.logs[] | [.log, .unprocessed, .appended_per_s]'
+      wal3 fleet top --looks 2 --json | jq -c '.logs[] | [.log, .appended_per_s]'
     """
     store, runtime = _store(context, url), shared_runtime()
     before: dict[str, int] = {}

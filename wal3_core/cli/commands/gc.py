@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import explain
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import count, counted, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
-from wal3_core.cli.times import Duration, wait_of
+from wal3_core.cli.times import Decimal, Duration, Whole, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
@@ -54,14 +54,14 @@ _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects
 )
 @click.option(
     "--fraction-max",
-    type=click.FloatRange(0, 1),
+    type=Decimal(0, 1),
     default=_DEFAULTS.fraction_max,
     show_default=True,
     help="Refuse to prune more than this fraction of a log's bytes; 1 allows all.",
 )
 @click.option(
     "--up-to-offset",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Keep every record from this offset on, whatever the cursors say.",
 )
 @click.option("--without-cursors", is_flag=True, help="Allow a log that has no cursor; needs --up-to-offset.")
@@ -204,7 +204,7 @@ def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
         count(done.num_orphans),
         count(sum(each.num_deleted for each in done.deleted)),
         count(sum(each.num_held for each in done.deleted)),
-        done.plan.reason,
+        with_durations(done.plan.reason),
         wait_of(done.wait_s) if done.wait_s else "",
     )
 
@@ -256,7 +256,7 @@ def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
 def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
     click.echo(
         f"{plan.log}: would prune {counted(plan.num_records, 'record')} in {counted(plan.num_fragments, 'fragment')}"
-        f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; the log would begin at offset"
+        f" ({plan.fraction:.0%} of its bytes), since {with_durations(plan.reason)}; the log would begin at offset"
         f" {plan.first.position.offset}; {counted(len(orphans), 'orphan')},"
         f" {counted(len(begun), 'collection')} begun before"
     )

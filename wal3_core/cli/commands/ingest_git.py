@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import counted, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.read.reader import LogReader

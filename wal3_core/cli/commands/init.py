@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import print_json
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.write.writer import LogWriter

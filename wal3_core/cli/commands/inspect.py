@@ -9,7 +9,7 @@ import click
 from rich.tree import Tree
 
 from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors, unreadable
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import console, count, counted, plain, print_json, second, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table

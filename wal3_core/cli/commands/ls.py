@@ -2,66 +2,109 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
+from wal3_core.cli.names import LOG_PREFIX
 from wal3_core.cli.output import count, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
-from wal3_core.cli.targets import NO_LOGS, check_store
+from wal3_core.cli.targets import NO_LOGS, check_store, similar_logs
+from wal3_core.cli.times import Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
+from wal3_core.fleet.pressure import measure_logs
 from wal3_core.model.manifest_parts import BEING_DESTROYED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
 _COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
+_LAG_COLUMNS = ("lag", "farthest behind")
+_SORTS = ("log", "records", "bytes", "lag")
 
 
 @click.command()
-@click.argument("prefix", default="", shell_complete=complete_logs)
+@click.argument("prefix", default="", type=LOG_PREFIX)
+@click.option("--lag", is_flag=True, help="Also show how far the consumer that is farthest behind lags, and which.")
+@click.option(
+    "--sort",
+    type=click.Choice(_SORTS),
+    default="log",
+    show_default=True,
+    help="What the order is by: names, or the largest first. With lag, as with --lag.",
+)
+@click.option("--limit", metavar="N", type=Whole(min=1), help="Show the first N logs; all by default.")
 @json_option
 @pass_session
-def ls(session: Session, prefix: str, as_json: bool) -> None:
+def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, as_json: bool) -> None:
     """List the logs of the store, or PREFIX and the logs below it.
 
     Reads one manifest per log and no records: the cost depends on the number of logs, not on their
-    size.
+    size. --lag also reads each log's policy and cursors. A log without a consumer's cursor lags by all it holds.
 
     \b
     Examples:
       wal3 ls
       wal3 ls tenants/acme
+      wal3 ls --sort lag --limit 10
       wal3 ls --json | jq -r 'select(.records > 1000000) | .log'
     """
     store = session.store()
-    found: list[tuple[str, Manifest]] = []
+    manifests: dict[str, Manifest] = {}
     unreadable: list[str] = []
     with progress("ls", None) as advance:
         for log, manifest in load_manifests(store, prefix):
             if isinstance(manifest, LogError):
                 unreadable.append(f"{log}: {manifest}")
             else:
-                found.append((log, manifest))
-            advance(len(found), None)
-    # Not the order of the listing, in which a folder's name ends with a slash.
-    found.sort(key=itemgetter(0))
-    if not found and not unreadable:
+                manifests[log] = manifest
+            advance(len(manifests), None)
+    if not manifests and not unreadable:
         _none(store, prefix, as_json=as_json)
-    elif as_json:
-        for log, manifest in found:
-            print_json(_row(log, manifest))
-    else:
-        rows = [_cells(log, manifest) for log, manifest in found]
-        show_table(_COLUMNS, rows, numbers=_COLUMNS[1:6])
+        return
+    # Not the order of the listing, in which a folder's name ends with a slash.
+    rows = [_row(log, manifest) for log, manifest in sorted(manifests.items())]
+    if sort == "lag":
+        unreadable += _add_lags(store, rows)
+    if sort != "log":
+        rows.sort(key=lambda row: -(row[sort] or 0))
+    shown = rows[:limit]
+    if lag and sort != "lag":
+        unreadable += _add_lags(store, shown)
+    _show(shown, len(rows) - len(shown), as_json=as_json)
     if unreadable:
         raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
+
+
+def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> list[str]:
+    """Add to each row how far its log's consumers lag; return what cannot be read."""
+    unreadable = []
+    found = measure_logs(store, [row["log"] for row in rows], None)
+    for row in rows:
+        pressure = found[row["log"]]
+        if isinstance(pressure, LogError):
+            unreadable.append(f"{row['log']}: {pressure}")
+            row |= {"lag": None, "consumer": None}
+        else:
+            row |= {"lag": pressure.unprocessed, "consumer": pressure.consumer}
+    return unreadable
+
+
+def _show(rows: list[dict[str, Any]], left_out: int, *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        columns = _COLUMNS + (_LAG_COLUMNS if "lag" in rows[0] else ())
+        show_table(columns, map(_cells, rows), numbers=(*_COLUMNS[1:6], "lag"))
+        if left_out:
+            click.echo(f"and {count(left_out)} more")
 
 
 def _none(store: ObjectStore, prefix: str, *, as_json: bool) -> None:
@@ -69,12 +112,13 @@ def _none(store: ObjectStore, prefix: str, *, as_json: bool) -> None:
     check_store(store)
     if prefix:
         message = f"store {store.url}: expected a log {prefix}, or logs below it, found none: `wal3 ls` lists all logs"
+        message += similar_logs(store, prefix)
         raise InvalidRequestError(message)
     if not as_json:
         click.echo(NO_LOGS)
 
 
-def _row(log: str, manifest: Manifest) -> dict[str, object]:
+def _row(log: str, manifest: Manifest) -> dict[str, Any]:
     return {
         "log": log,
         "records": manifest.num_records,
@@ -87,15 +131,19 @@ def _row(log: str, manifest: Manifest) -> dict[str, object]:
     }
 
 
-def _cells(log: str, manifest: Manifest) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    lag: tuple[str, ...] = ()
+    if "lag" in row:
+        lag = ("?", "unreadable") if row["lag"] is None else (count(row["lag"]), row["consumer"] or "no cursor")
     return (
-        log,
-        count(manifest.num_records),
-        size(manifest.num_bytes),
-        count(_count_fragments(manifest)),
-        count(manifest.first.position.offset),
-        count(manifest.next.position.offset),
-        BEING_DESTROYED if manifest.destroying else "sealed" if manifest.seal else "",
+        row["log"],
+        count(row["records"]),
+        size(row["bytes"]),
+        count(row["fragments"]),
+        count(row["first_offset"]),
+        count(row["next_offset"]),
+        BEING_DESTROYED if row["destroying"] else "sealed" if row["sealed"] else "",
+        *lag,
     )
 
 

@@ -8,7 +8,7 @@ import click
 
 from wal3_core.cli.commands.policy import describe_policy
 from wal3_core.cli.commands.seal import reason_option, sealed_before, show_seal
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import LOG, log_argument
 from wal3_core.cli.output import counted, plain
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.maintain.sealer import migrate as migrate_log
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @log_argument()
-@click.argument("successor")
+@click.argument("successor", type=LOG)
 @reason_option
 @json_option
 @pass_session

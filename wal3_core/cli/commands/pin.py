@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.asking import confirm
-from wal3_core.cli.completing import log_argument, pin_argument
+from wal3_core.cli.names import PIN, log_argument
 from wal3_core.cli.output import count, counted, print_json, second
-from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.read.reader import LogReader
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("pin", "first", "next", "records", "made", "by", "reason")
 
 
-@click.group()
+@click.group(cls=Commands)
 def pin() -> None:
     """Create, show and delete a log's pins.
 
@@ -39,7 +39,7 @@ def pin() -> None:
 
 @pin.command("create")
 @log_argument()
-@click.argument("name")
+@click.argument("name", type=PIN)
 @click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
 @json_option
 @pass_session
@@ -86,7 +86,7 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
 
 @pin.command("delete")
 @log_argument()
-@pin_argument()
+@click.argument("name", type=PIN)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @pass_session

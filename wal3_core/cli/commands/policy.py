@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import InvalidFailure
-from wal3_core.cli.output import count, plain, print_json
+from wal3_core.cli.names import log_argument
+from wal3_core.cli.output import count, plain, print_json, size
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.times import WholeSeconds, duration_of
+from wal3_core.cli.times import Whole, WholeSeconds, duration_of
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.policy import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NO = "no_"
 _COLLECTING = frozenset({Cleanup.COLLECT, Cleanup.BOTH})
 # What a policy advises against a value that its cleanup does not use.
-_CONTRADICTION = re.compile(r"remove (?P<name>\w+), or set cleanup to (?P<cleanup>compact|both)")
+_CONTRADICTION = re.compile(r"remove (?P<name>\w+), or set cleanup to (?P<cleanup>compact|both|collect)")
 
 
 def _value(name: str, kind: click.ParamType[Any], set_help: str, unset_help: str) -> Decorator:
@@ -72,21 +72,25 @@ def _flag_of(name: str) -> str:
 )
 @_value(
     "percent_max",
-    click.IntRange(0, 100),
-    "Allow one collection to prune this percentage of the log's bytes, if the collector's own limit is lower.",
+    Whole(0, 100),
+    "Allow one collection to prune this percentage of the log's bytes by age alone, if the collector's own limit is"
+    " lower.",
     "Leave that to the collector.",
 )
 @_value(
     "unprocessed_max",
-    click.IntRange(UNPROCESSED_MIN, UNPROCESSED_MAX),
+    Whole(UNPROCESSED_MIN, UNPROCESSED_MAX),
     "Let fleets refuse appends while more records than this are unprocessed; goes before their own limit.",
     "Leave that to the fleets.",
 )
 @click.option(
     "--cleanup",
     type=click.Choice([each.value for each in Cleanup]),
-    help="What removes records: collections (the default), key compaction, or both. With compact and both,"
+    help="What removes records: collections (the default), key compaction, both, or nothing. With compact and both,"
     " appends without a key are refused. The options below need one of these two, or --arrange-by-key.",
+)
+@click.option(
+    "--keep-everything", is_flag=True, help="Let nothing remove records: `--cleanup nothing`. The log needs no cursor."
 )
 @_value(
     "min_compaction_lag_s",
@@ -108,13 +112,13 @@ def _flag_of(name: str) -> str:
 )
 @_value(
     "min_dirty_percent",
-    click.IntRange(0, 100),
+    Whole(0, 100),
     "Compact when this percentage of the log's bytes was not compacted yet.",
     "Compact at 50 %: the default.",
 )
 @_value(
     "compacted_fragment_bytes",
-    click.IntRange(COMPACTED_FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_MAX),
+    Whole(COMPACTED_FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_MAX),
     "Write compacted fragments of about this size.",
     "Write 8 MiB: the default.",
 )
@@ -136,7 +140,8 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
     """Show or change the policy by which LOG is collected or compacted, and its limit of unprocessed records.
 
     A log is collected below its cursors. A log without cursors is not collected, unless its policy
-    says that it has none and how long records are kept. A log that is compacted keeps the newest record of
+    says that it has none and how long records are kept; `wal3 gc` says so each time, unless the policy keeps
+    everything. A log that is compacted keeps the newest record of
     every key; it is not collected, unless its cleanup is both. A log that is arranged by key is cheap to read
     by key, also if it keeps all records of a key.
 
@@ -144,7 +149,7 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
     Examples:
       wal3 policy audit
       wal3 policy audit --retention 7d --without-cursors
-      wal3 policy orders --percent-max 100
+      wal3 policy ledger --keep-everything
       wal3 policy orders --unprocessed-max 1000000
       wal3 policy users --cleanup compact --delete-retention 7d
       wal3 policy users --cleanup collect --no-delete-retention
@@ -197,7 +202,7 @@ def policy_json(log: str, found: Policy) -> dict[str, object]:
 
 def describe_policy(log: str, found: Policy) -> str:
     """Say in a line what a log's policy does."""
-    parts = [*(_collected(found) if found.collects else ["not collected"])]
+    parts = [*(_collected(found) if found.collects else ["not collected" if found.compacts else "keeps everything"])]
     if found.unprocessed_max is not None:
         parts.append(f"appends are refused beyond {count(found.unprocessed_max)} unprocessed records")
     if found.has_passes:
@@ -212,7 +217,7 @@ def _collected(found: Policy) -> list[str]:
         "no retention" if retention_s is None else f"records are kept for at least {duration_of(retention_s)}",
     ]
     if found.percent_max is not None:
-        parts.append(f"at most {found.percent_max} % at a time, or the collector's limit if higher")
+        parts.append(f"by age alone at most {found.percent_max} % at a time, or the collector's limit if higher")
     return parts
 
 
@@ -229,7 +234,7 @@ def _compacted(found: Policy) -> list[str]:
         parts.append(f"tombstones are kept for {duration_of(limits.delete_retention_s)}")
     if limits.receipt_retention_s is not None:
         parts.append(f"receipts are kept for {duration_of(limits.receipt_retention_s)} after the deletion")
-    parts.append(f"{what} fragments have about {count(limits.compacted_fragment_bytes)} bytes")
+    parts.append(f"{what} fragments have about {size(limits.compacted_fragment_bytes)}")
     if found.compacts and found.arrange_by_key:
         parts.append("they are arranged by key")
     return [*parts, "appends need keys"]
@@ -237,10 +242,16 @@ def _compacted(found: Policy) -> list[str]:
 
 def _changes(asked: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
     """Return the values to be set, None for those to be removed."""
+    given = dict(asked)
+    if given.pop("keep_everything"):
+        if given["cleanup"] not in {None, Cleanup.NOTHING}:
+            message = f"give --keep-everything or --cleanup {given['cleanup']}, not both"
+            raise click.UsageError(message)
+        given["cleanup"] = Cleanup.NOTHING
     changes: dict[str, Any] = {
-        name: value for name, value in asked.items() if not name.startswith(_NO) and value is not None
+        name: value for name, value in given.items() if not name.startswith(_NO) and value is not None
     }
-    for name in (name.removeprefix(_NO) for name, flag in asked.items() if name.startswith(_NO) and flag):
+    for name in (name.removeprefix(_NO) for name, flag in given.items() if name.startswith(_NO) and flag):
         if name in changes:
             option = name.replace("_", "-")
             message = f"give --{option} or --no-{option.removesuffix('-s')}, not both"

@@ -14,9 +14,9 @@ from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, 
 from wal3_core.cli.queue_input import Enqueuing
 from wal3_core.cli.queue_letters import bury, dead, extend, kick, release, requeue
 from wal3_core.cli.queues import prefix_option, queue_argument, queues_options
-from wal3_core.cli.session import Session, json_option, lines_option, pass_session
+from wal3_core.cli.session import Commands, Session, json_option, lines_option, pass_session
 from wal3_core.cli.tables import show_table
-from wal3_core.cli.times import Duration, Time
+from wal3_core.cli.times import Decimal, Duration, Time, Whole
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.views.queue import QueueDefinition
 
@@ -35,7 +35,7 @@ _NONE = "no queues: `wal3 queue create QUEUE` creates one"
 _COLUMNS = ("queue", "due", "scheduled", "leased", "dead", "bytes", "oldest due", "next")
 
 
-@click.group()
+@click.group(cls=Commands)
 def queue() -> None:
     """Work with delay queues: in the store, or behind a server.
 
@@ -63,11 +63,11 @@ for _command in (release, requeue, extend, bury, dead, kick):
 @click.option(
     "--lease", "lease_s", type=Duration(0.001), default=_DEFAULTS.lease_s, metavar="DURATION", help="Of an item; 60s."
 )
+@click.option("--max-deliveries", type=Whole(1, _COUNT_MAX), help="Then an item goes to the dead letters; no limit.")
 @click.option(
-    "--max-deliveries", type=click.IntRange(1, _COUNT_MAX), help="Then an item goes to the dead letters; no limit."
+    "--value-bytes-max", type=Whole(), default=_DEFAULTS.value_bytes_max, show_default=True, help="Of a value."
 )
-@click.option("--value-bytes-max", type=int, default=_DEFAULTS.value_bytes_max, show_default=True, help="Of a value.")
-@click.option("--items-max", type=click.IntRange(1, _COUNT_MAX), help="More items are refused; no limit.")
+@click.option("--items-max", type=Whole(1, _COUNT_MAX), help="More items are refused; no limit.")
 @json_option
 @queues_options
 def create_queue(queues: Queues, *, name: str, as_json: bool, lease_s: float, **limits: int) -> None:
@@ -112,7 +112,7 @@ def list_queues(queues: Queues, *, as_json: bool) -> None:
 @click.argument("value", required=False)
 @click.option("--delay", "delay_s", type=Duration(), metavar="DURATION", help="Due so long from now.")
 @click.option("--deadline", "deadline_us", type=Time(), metavar="T", help="Due at T; without it and --delay: now.")
-@click.option("--priority", type=click.IntRange(0, 255), help="The smallest goes first; 100.")
+@click.option("--priority", type=Whole(0, 255), help="The smallest goes first; 100.")
 @click.option("--dedupe-key", metavar="KEY", help="While QUEUE has an item with KEY, add no other.")
 @click.option("--raw", is_flag=True, help="Take each line, unparsed, as a value.")
 @json_option
@@ -152,7 +152,7 @@ def enqueue(queues: Queues, *, name: str, value: str | None, raw: bool, as_json:
 
 @queue.command("dequeue")
 @queue_argument()
-@click.option("-n", "--count", "wanted", type=click.IntRange(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
+@click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
 @click.option(
     "--wait", "wait_s", type=Duration(0, _WAIT_S_MAX), default=0.0, metavar="DURATION", help="For the first item; 0s."
 )
@@ -169,7 +169,8 @@ def dequeue(queues: Queues, *, name: str, wanted: int, wait_s: float, lease_s: f
     \b
     Examples:
       wal3 queue dequeue jobs --wait 1m --release | jq -r .text
-      wal3 queue dequeue jobs -n 10 --lease 10m > items && work items && wal3 queue release jobs < items
+      wal3 queue dequeue jobs -n 10 --lease 10m > items
+      work items && wal3 queue release jobs < items
     """
     with quiet_pipe():
         items = queues.dequeue(name, wanted, timeout_s=wait_s, lease_s=lease_s)
@@ -238,7 +239,7 @@ def _number(fields: Json, name: str) -> int:
 
 @queue.command("peek")
 @queue_argument()
-@click.option("-n", "--count", "wanted", type=click.IntRange(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
+@click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
 @lines_option
 @queues_options
 def peek(queues: Queues, *, name: str, wanted: int) -> None:
@@ -288,15 +289,15 @@ def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool,
 @queue.command("serve")
 @prefix_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, _PORT_MAX), default=_PORT, show_default=True, help="0: any free one.")
+@click.option("--port", type=Whole(0, _PORT_MAX), default=_PORT, show_default=True, help="0: any free one.")
 @click.option(
     "--tokens-file", type=click.Path(path_type=Path), help="Access tokens, one a line; WAL3_QUEUE_TOKENS by default."
 )
 @click.option("--insecure", is_flag=True, help="Listen on a public address without access tokens.")
-@click.option("--requests-per-s", type=click.FloatRange(0), default=1000.0, show_default=True, help="Of a client.")
-@click.option("--body-bytes-max", type=click.IntRange(1), default=2**24, show_default=True, help="Of a request.")
-@click.option("--requests-max", type=click.IntRange(1), default=2000, show_default=True, help="At a time.")
-@click.option("--waiting-max", type=click.IntRange(0), default=2000, show_default=True, help="Calls that wait, beside.")
+@click.option("--requests-per-s", type=Decimal(0), default=1000.0, show_default=True, help="Of a client.")
+@click.option("--body-bytes-max", type=Whole(1), default=2**24, show_default=True, help="Of a request.")
+@click.option("--requests-max", type=Whole(1), default=2000, show_default=True, help="At a time.")
+@click.option("--waiting-max", type=Whole(0), default=2000, show_default=True, help="Calls that wait, beside.")
 @json_option
 @pass_session
 def serve(  # noqa: PLR0913 - its options

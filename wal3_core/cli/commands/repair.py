@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import EXIT_UNSOUND
+from wal3_core.cli.names import LOG, log_argument
 from wal3_core.cli.output import counted, plain, print_json, progress
 from wal3_core.cli.session import Session, json_option, open_named
 from wal3_core.log.maintain.copier import LogAt
@@ -15,7 +15,7 @@ from wal3_core.log.maintain.repair import RepairReport, repair_log
 @click.command()
 @log_argument()
 @click.option("--from", "from_store", metavar="URL", required=True, help="The store that holds a copy of LOG.")
-@click.option("--from-log", metavar="NAME", help="The copy's name there; LOG by default.")
+@click.option("--from-log", metavar="NAME", type=LOG, help="The copy's name there; LOG by default.")
 @click.option("--dry-run", is_flag=True, help="Name what would be repaired, and change nothing.")
 @json_option
 @click.pass_context

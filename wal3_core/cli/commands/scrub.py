@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import EXIT_UNSOUND, explain, section_of
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import console, count, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
+from wal3_core.cli.times import Whole
 from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
@@ -33,8 +34,8 @@ _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 @click.command()
 @log_argument("logs", many=True)
 @click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
-@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
-@click.option("--bytes", "num_bytes", metavar="N", type=click.IntRange(min=1), help="Stop after N bytes of fragments.")
+@click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin with the fragment that holds N.")
+@click.option("--bytes", "num_bytes", metavar="N", type=Whole(min=1), help="Stop after N bytes of fragments.")
 @json_option
 @click.pass_context
 def scrub(

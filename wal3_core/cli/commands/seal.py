@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure
+from wal3_core.cli.names import LOG, log_argument
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, SealedError
@@ -25,7 +25,7 @@ reason_option = click.option("--reason", metavar="TEXT", required=True, help="Wh
 @click.command()
 @log_argument()
 @reason_option
-@click.option("--successor", metavar="NAME", help="The log that will continue LOG; it must not exist yet.")
+@click.option("--successor", metavar="NAME", type=LOG, help="The log that will continue LOG; it must not exist yet.")
 @json_option
 @pass_session
 def seal(session: Session, log: str, reason: str, successor: str | None, as_json: bool) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import console, count, counted, print_json, progress, size, table
-from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 
@@ -22,7 +22,7 @@ _LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill",
 _FINDING_COLUMNS = ("what", "where", "nodes", "pointers")
 
 
-@click.group()
+@click.group(cls=Commands)
 def snapshot() -> None:
     """Show the shape of a log's tree of snapshots, and repack it.
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.completing import log_argument
 from wal3_core.cli.lines import json_of_record
+from wal3_core.cli.names import log_argument
 from wal3_core.cli.output import plain, quiet_pipe
 from wal3_core.cli.ranges import limits_of, range_options, start_of
 from wal3_core.cli.session import Session, lines_option, pass_session
+from wal3_core.cli.times import Whole
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import UNLIMITED
 
@@ -30,9 +31,7 @@ _LINES = 10
 
 @click.command()
 @log_argument()
-@click.option(
-    "-n", "--lines", "wanted", type=click.IntRange(min=0), help="Records; 10, or all of a range given by --from-…."
-)
+@click.option("-n", "--lines", "wanted", type=Whole(min=0), help="Records; 10, or all of a range given by --from-….")
 @click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or until the log is sealed.")
 @range_options
 @lines_option

@@ -15,7 +15,7 @@ from wal3_core.log.collect.references import every_path
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.model.garbage import Cut, cut_below
 from wal3_core.model.manifest_parts import Boundary
-from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.paths import WRITER_CURSOR, LogId, check_log_id
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 ONLY_COMPACTED = "its policy compacts it, and does not let collections prune it"
+KEPT_WHOLE = "its policy keeps everything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ class Planner:
         manifest = self._stores.manifests.load().manifest
         if not policy.collects:
             nothing = cut_below(manifest, manifest.first.position.offset, self._stores.snapshots.load)
-            return self._plan(manifest, nothing, ONLY_COMPACTED)
+            return self._plan(manifest, nothing, _uncollected(policy))
         candidates = self._candidates(manifest, policy, cursors)
         if limit_offset is not None:
             candidates["the limit given"] = limit_offset
@@ -156,8 +157,8 @@ class Planner:
             raise CollectionRefusedError(message) from error
 
     def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
-        """Tell whether there is a cursor, or the options or the policy allow that there is none."""
-        return bool(cursors) or self._options.without_cursors or policy.without_cursors
+        """Tell whether a cursor says what was read, or the options or the policy allow that none does."""
+        return _is_consumed(cursors) or self._options.without_cursors or policy.without_cursors
 
     def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
         """Return the offsets from which on the log is kept, by what keeps it."""
@@ -187,8 +188,8 @@ class Planner:
         following = manifest.next.position.offset
         if not candidates:
             message = (
-                f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none:"
-                " create one, or give the log a policy by which age alone decides"
+                f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none of a consumer:"
+                " create one, or give the log a policy by which age alone decides, or one that keeps everything"
             )
             raise CollectionRefusedError(message, unclaimed=True)
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
@@ -197,14 +198,16 @@ class Planner:
     def verify(self, plan: Plan) -> None:
         """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
 
+        Too much is more than ``fraction_max``, or the policy's ``percent_max``, of a log without a consumer's cursor.
         OutdatedPlanError when the log has changed since: plan again.
         """
         manifest = self.planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
-        if plan.fraction > fraction_max:
+        if plan.fraction > fraction_max and not _is_consumed(self._offsets()):
             message = (
-                f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
-                f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): find out why, then allow it"
+                f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes, as no consumer's"
+                f" cursor says that they were read, found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}):"
+                f" find out why, then allow it"
             )
             raise CollectionRefusedError(message)
         cut = self.cut(manifest, plan.first)
@@ -256,12 +259,22 @@ class Planner:
         """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
         policy, cursors = self._policy(), self._offsets()
         if not policy.collects:
-            return ONLY_COMPACTED
+            return _uncollected(policy)
         if not self._allowed(policy, cursors):
-            return "there is no cursor any more"
+            return "no consumer has a cursor any more"
         if any(offset > manifest.next.position.offset for offset in cursors.values()):
             # A cursor has moved on since that manifest was read, onto records appended meanwhile.
             manifest = self._stores.manifests.load().manifest
         candidates = self._candidates(manifest, policy, cursors)
         below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
         return f"kept below offset {first.position.offset}: {below}" if below else None
+
+
+def _is_consumed(cursors: Mapping[str, int]) -> bool:
+    """Tell whether a cursor says that all below it was read; that of a writer that repeats appends does not."""
+    return not all(name.startswith(WRITER_CURSOR) for name in cursors)
+
+
+def _uncollected(policy: Policy) -> str:
+    """Say why collections prune nothing of a log."""
+    return ONLY_COMPACTED if policy.compacts else KEPT_WHOLE
