@@ -73,7 +73,7 @@ def test_files_from_an_offset_or_a_time(collected: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (("files", "a", "--from-offset", "2"), 1, "from 4, found 2"),
+        (("files", "a", "--from-offset", "2"), 2, "from 4, found 2"),
         (("files", "a", "--from-offset", "9"), 2, "from 1 to 6, found 9"),
         (("files", "a", "--from-offset", "4", "--from-time", "0"), 2, "give only one of them"),
         (("files", "a", "--pin", "none"), 2, "expected a pin none, found none"),

@@ -276,17 +276,17 @@ def test_cursor_below_what_a_log_holds_is_refused_with_both_named(wal3: Command)
 
     refused = wal3("cursor", "set", "events", "reader", "1")
 
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert refused.stderr.startswith("Error: log events, cursor reader: expected an offset the log still holds, from ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("set", "events", "reader", "0"), "found 0"),
+        (("set", "events", "reader", "0"), "0 is not in the range"),
         (("set", "events", "reader", "99"), "log events, cursor reader: expected an offset from 1 to 4, found 99"),
         (("set", "events", "reader", "-1"), ""),
-        (("set", "events", "reader", "soon"), "expected a number, first or next, found 'soon'"),
+        (("set", "events", "reader", "soon"), "expected an offset, first or next, found 'soon'"),
         (("set", "events", "no/name", "1"), "cursor name"),
         (("get", "events", "reader"), "expected a cursor reader, found none"),
         (("delete", "events", "reader", "--yes"), "expected a cursor reader, found none"),

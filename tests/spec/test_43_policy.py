@@ -316,3 +316,15 @@ def test_collection_that_was_announced_is_withdrawn_when_the_log_is_only_compact
     assert isinstance(outcome, Overtaken)
     assert LogReader.open(memory_store, "a").manifest().announced is None
     assert len(list(LogReader.open(memory_store, "a").records())) == 10
+
+
+def test_log_that_keeps_everything_is_not_collected_and_needs_no_cursor(store: ObjectStore) -> None:
+    append(store, 10)
+    clean_up(store, Cleanup.NOTHING)
+
+    for begin in (lambda: read_up_to(store, 6), lambda: None):
+        done = collect(store, "a", options=ALL)
+
+        assert (done.plan.empty, done.plan.reason) == (True, "its policy keeps everything")
+        begin()
+    assert len(list(LogReader.open(store, "a").records())) == 20

@@ -33,13 +33,11 @@ from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import CLOCK
-from wal3_core.model.policy import Cleanup
 from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -332,19 +330,6 @@ def test_log_of_which_only_a_writer_has_a_cursor_is_not_collected(store: ObjectS
         gather(store)
 
     assert refused.value.unclaimed
-    assert reachable(store) == before
-
-
-def test_log_that_keeps_everything_is_not_collected_and_needs_no_cursor(store: ObjectStore) -> None:
-    plant(store)
-    PolicyStore(store, LOG).change(lambda policy: replace(policy, cleanup=Cleanup.NOTHING))
-    before = reachable(store)
-
-    for _ in range(2):
-        done = gather(store)
-
-        assert (done.plan.empty, done.plan.reason) == (True, "its policy keeps everything")
-        place(store, 12)
     assert reachable(store) == before
 
 

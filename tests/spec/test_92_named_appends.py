@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER, NOW
+from tests.spec.collecting import LATER, NOW, place
 from tests.spec.logs import bodies, manifest_of
 from tests.spec.test_91_staged import ONCE, OPTIONS, fragments, stage
 from tests.stores import FaultyStore
@@ -95,7 +95,8 @@ def orders(first: int, second: int) -> Iterator[list[int]]:
 
 
 def collect_all(store: MemoryStore) -> None:
-    """Take what no cursor keeps, as days later."""
+    """Take what no cursor keeps, as days later; a consumer has read everything."""
+    place(store, manifest_of(store).next.position.offset, log="a")
     for _ in range(2):
         collect(store, "a", options=LATER)
 
@@ -411,6 +412,7 @@ def test_batch_that_a_driver_staged_and_orphans_were_collected_since_is_made_onc
     left = stage(log, *rows_of(2))
     append(log, 2)
     # Marked by the first, deleted by the second.
+    place(log, 1, log="a")
     for _ in range(2):
         collect(log, "a", options=NOW)
 

@@ -103,7 +103,7 @@ def _readable_usage() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        error.message = readable(error.message)
+        error.message = readable(error.message)  # type: ignore[misc]  # declared Final
         raise
 
 

@@ -75,7 +75,8 @@ def similar_logs(store: ObjectStore, log: str) -> str:
     with suppress(LogError):
         folders = islice(store.list_folders(f"{above}{slash}"), _OBJECTS_LOOKED_AT_MAX)
         names = {each.removesuffix("/").rpartition("/")[2] for each in folders}
-        by_case = {name.lower(): name for name in filter(is_name_part, names)}
+        # A log that was destroyed has left its folder.
+        by_case = {name.lower(): name for name in filter(is_name_part, names - {part})}
         found = [by_case[each] for each in get_close_matches(part.lower(), by_case)]
         if found:
             return f": did you mean {' or '.join(f'{above}{slash}{name}' for name in found)}?"
