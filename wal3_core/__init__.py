@@ -52,6 +52,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import UnknownItemError as UnknownItemError
     from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
+    from wal3_core.errors import ViewRequiredError as ViewRequiredError
     from wal3_core.fleet.assignment import assigned as assigned
     from wal3_core.fleet.assignment import dirty_logs as dirty_logs
     from wal3_core.fleet.dirty_log import DirtyLog as DirtyLog
@@ -153,6 +154,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.options import RetryOptions as RetryOptions
     from wal3_core.options import SnapshotCompactorOptions as SnapshotCompactorOptions
     from wal3_core.options import SnapshotOptions as SnapshotOptions
+    from wal3_core.options import View as View
     from wal3_core.options import WriterOptions as WriterOptions
     from wal3_core.runtime.open_telemetry import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
@@ -337,6 +339,8 @@ _HOMES = {
     "UnmarkedError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",
     "Verification": "wal3_core.compaction.verifying",
+    "View": "wal3_core.options",
+    "ViewRequiredError": "wal3_core.errors",
     "Waiting": "wal3_core.log.read.following",
     "Walk": "wal3_core.log.read.walk",
     "Witness": "wal3_core.storage.documents.cursor_store",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
+from wal3_core.options import View, WriterOptions, of_view
 from wal3_core.views.feed.encoding import packed
 from wal3_core.views.feed.messages import token_of
 from wal3_core.views.feed.topics import check_topic
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
@@ -37,14 +37,14 @@ class FeedWriter:
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log for publishing: one GET. LogNotFoundError when it was never initialized."""
-        return cls(LogWriter.open(store, log, options=options, runtime=runtime))
+        return cls(LogWriter.open(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @classmethod
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log for publishing, creating it first when it does not exist."""
-        return cls(LogWriter.open_or_initialize(store, log, options=options, runtime=runtime))
+        return cls(LogWriter.open_or_initialize(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @checked(topic=check_topic, timeout_s=optional(seconds))
     def publish(self, topic: str, message: object, *, timeout_s: float | None = None) -> Future[LogPosition]:

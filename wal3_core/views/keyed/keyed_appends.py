@@ -10,6 +10,7 @@ from wal3_core.arguments import checked, flag, integer, optional, record_bytes, 
 from wal3_core.errors import ClosedError, LogError
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
+from wal3_core.options import View, of_view
 from wal3_core.views.keyed.conditional import ConditionalAppend
 from wal3_core.views.keyed.key_reader import KeyReader
 from wal3_core.views.keyed.key_tails import KeyTails
@@ -146,7 +147,9 @@ class KeyedAppends:
             raise ClosedError(message)
         if writer is not None:
             return writer
-        opened = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
+        opened = LogWriter.open(
+            self._store, self._log, options=of_view(self._options.writer, View.KEYED), runtime=self._runtime
+        )
         # LogReplacedError if the writer has opened another log than the one that is read.
         self._keys.manifest()
         with self._lock:

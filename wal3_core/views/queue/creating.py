@@ -12,6 +12,7 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
+from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -52,7 +53,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
         Message(definition.to_bytes(), encoding.DEFINITION_KEY),
         Message(meta.to_bytes(), encoding.META_KEY),
     ]
-    with LogWriter.open(store, log, runtime=runtime) as writer:
+    with LogWriter.open(store, log, options=WriterOptions(view=View.QUEUE), runtime=runtime) as writer:
         try:
             writer.append_many(records, expect_next=1)
         except ConditionNotMetError as error:
