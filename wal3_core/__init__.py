@@ -186,6 +186,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.items import Leased as Leased
     from wal3_core.views.queue.items import NewItem as NewItem
     from wal3_core.views.queue.items import Peeked as Peeked
+    from wal3_core.views.queue.items import QueueRepair as QueueRepair
     from wal3_core.views.queue.items import QueueStats as QueueStats
     from wal3_core.views.queue.operations import Bury as Bury
     from wal3_core.views.queue.operations import Define as Define
@@ -194,8 +195,10 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import Extend as Extend
     from wal3_core.views.queue.operations import Kick as Kick
     from wal3_core.views.queue.operations import Purge as Purge
+    from wal3_core.views.queue.operations import Reclaim as Reclaim
     from wal3_core.views.queue.operations import Release as Release
     from wal3_core.views.queue.operations import Requeue as Requeue
+    from wal3_core.views.queue.operations import Retime as Retime
     from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
     from wal3_core.views.queue.queue_reading import is_queue as is_queue
     from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
@@ -371,11 +374,11 @@ _HOMES = {
     **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
     **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(
-        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
+        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Reclaim", "Release", "Requeue", "Retime"),
         "wal3_core.views.queue.operations",
     ),
     **dict.fromkeys(
-        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueStats"),
+        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueRepair", "QueueStats"),
         "wal3_core.views.queue.items",
     ),
     **dict.fromkeys(("is_queue", "read_queue_dead", "read_queue_head", "read_queue_stats"), "wal3_core.views.queue"),

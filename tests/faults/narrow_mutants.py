@@ -206,4 +206,10 @@ NARROW_MUTANTS = (
         "move_fence(found) if found.fence == fence else None",
         "None",
     ),
+    Mutation(
+        "a commit does not look whose log it is by now",
+        "wal3_core.log.write.commit:judge",
+        "if manifest.is_of(view) else",
+        "if manifest is not None else",
+    ),
 )

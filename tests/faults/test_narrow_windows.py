@@ -40,6 +40,8 @@ from wal3_core import (
     ReaderOptions,
     UnavailableError,
     UnknownDurabilityError,
+    View,
+    ViewRequiredError,
     WriterOptions,
     collect,
     copy,
@@ -437,6 +439,22 @@ def change_the_policy_while_another_does_before_the_answer() -> None:
     assert other.load().retention_s == 7200
 
 
+def append_while_the_log_is_given_to_a_view() -> None:
+    """What was uploaded before, and not committed, is not in the log."""
+    store = FaultyStore(MemoryStore(shared_runtime()))
+
+    def given(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith(MANIFEST):
+            store.before = lambda _kind, _path: None
+            PolicyStore(store.inner, "a").change(lambda policy: replace(policy, view=View.QUEUE))
+
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        store.before = given
+        with pytest.raises(ViewRequiredError):
+            writer.append(b"late")
+    assert LogReader.open(store, "a").manifest().next.position.offset == 1
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -464,6 +482,7 @@ NARROW = (
     destroy_while_it_is_taken_back_and_a_pin_is_made,
     install_staged_while_a_roll_is_denied,
     forget_an_append_whose_commit_is_under_way,
+    append_while_the_log_is_given_to_a_view,
 )
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from tests.spec.logs import bodies, manifest_of
-from tests.stores import FaultyStore
 from wal3_core import (
     DelayQueue,
     FeedReader,
@@ -26,11 +25,9 @@ from wal3_core import (
 )
 from wal3_core.log.write.staged_install import install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.paths import MANIFEST
-from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ROWS = pa.table([[b"k"], [b"staged"]], schema=MESSAGE_SCHEMA)
@@ -76,22 +73,6 @@ def test_writer_under_way_learns_that_the_log_is_a_view_s_and_no_longer(memory_s
 
     assert bodies(memory_store) == [b"before", b"after"]
     assert b'"view"' not in manifest_of(memory_store).to_bytes()
-
-
-def test_append_that_is_uploaded_when_the_log_becomes_a_view_s_is_not_in_it() -> None:
-    store = FaultyStore(MemoryStore(ThreadRuntime()))
-
-    def given(kind: str, path: str) -> None:
-        if kind == "replace" and path.endswith(MANIFEST):
-            store.before = lambda _kind, _path: None
-            give(store.inner, View.QUEUE)
-
-    with LogWriter.open_or_initialize(store, "a") as writer:
-        store.before = given
-        with pytest.raises(ViewRequiredError):
-            writer.append(b"late")
-
-    assert bodies(store) == []
 
 
 def test_staged_appends_are_refused_when_staged_and_when_installed(memory_store: MemoryStore) -> None:

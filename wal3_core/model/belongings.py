@@ -225,4 +225,4 @@ def take_manifest(
         made = Manifest.successor(source, log_id=log_id, writer=writer)
     else:
         made = replace(source, log_id=log_id, seal=None, announced=None, destroying=False, compacting=None)
-    return replace(made, keyed=policy is not None and policy.has_passes, view=policy and policy.view)
+    return replace(made, keyed=policy is not None and policy.has_passes, view=None if policy is None else policy.view)

@@ -282,10 +282,10 @@ def judge(
     if manifest.fence != term.fence:
         cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
         return Displacement(cause, contended=False)
-    cause = None if manifest.is_of(view) else f"the log takes appends of the view {manifest.view} alone"
+    refused = "" if manifest.is_of(view) else f"the log takes appends of the view {manifest.view} alone"
     if manifest.keyed and keyless:
-        cause = "a record in the same commit has no key, and the log is keyed"
-    return Displacement(cause, contended=False) if cause else None
+        refused = "a record in the same commit has no key, and the log is keyed"
+    return Displacement(refused, contended=False) if refused else None
 
 
 def searched(manifest: Manifest, ours: FragmentPointer, load: Callable[[SnapshotPointer], Snapshot]) -> Durability:

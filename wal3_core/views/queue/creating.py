@@ -47,8 +47,9 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
     with contextlib.suppress(CursorConflictError):
         CursorStore(store, log, runtime=runtime, log_id=log_id).init(CURSOR, manifest.next.position, owner=Owner.QUEUE)
-    now_ms = wall_us(runtime) // US_PER_MS
-    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=now_ms, now_ms=now_ms, floors_ms={})
+    created_ms = wall_us(runtime) // US_PER_MS
+    # Its time begins with its first broker, whose clock the store bounds.
+    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=created_ms, now_ms=0, floors_ms={})
     records = [
         Message(definition.to_bytes(), encoding.DEFINITION_KEY),
         Message(meta.to_bytes(), encoding.META_KEY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import InvalidRequestError, LogExistsError
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -14,7 +14,7 @@ from wal3_core.views.queue.answering import peeked
 from wal3_core.views.queue.broker import Broker
 from wal3_core.views.queue.creating import create_queue
 from wal3_core.views.queue.definition import QueueDefinition
-from wal3_core.views.queue.items import NewItem, positive
+from wal3_core.views.queue.items import NewItem, QueueRepair, positive
 from wal3_core.views.queue.loading import expecting_a_queue
 from wal3_core.views.queue.operations import (
     Bury,
@@ -24,8 +24,10 @@ from wal3_core.views.queue.operations import (
     Kick,
     Operation,
     Purge,
+    Reclaim,
     Release,
     Requeue,
+    Retime,
     listed,
 )
 from wal3_core.views.queue.queue_options import QueueOptions
@@ -50,10 +52,12 @@ class DelayQueue:
     handler or a ``__del__`` that interrupts another call, and could only wait for it, raises InvalidRequestError.
     """
 
-    def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
+    def __init__(
+        self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime, *, without_damaged: bool = False
+    ) -> None:
         self._runtime = runtime
         self.log = log
-        self._broker = Broker(store, log, options, runtime)
+        self._broker = Broker(store, log, options, runtime, without_damaged=without_damaged)
 
     @classmethod
     @checked(
@@ -77,7 +81,8 @@ class DelayQueue:
     ) -> Self:
         """Take a queue: the broker before is fenced. LogNotFoundError when there is none of that name.
 
-        InvalidRequestError when the log is no queue; nothing is written then.
+        InvalidRequestError when the log is no queue; nothing is written then. A queue that cannot be loaded is left to
+        the broker before. A sealed one is opened to be looked at: calls that would change it raise SealedError.
         """
         with expecting_a_queue():
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
@@ -103,6 +108,45 @@ class DelayQueue:
         with contextlib.suppress(LogExistsError):
             cls.create(store, log, definition, runtime=runtime)
         return cls.open(store, log, options=options, runtime=runtime)
+
+    @classmethod
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        without_damaged=flag,
+        options=optional(instance_of(QueueOptions)),
+        runtime=optional(a_runtime),
+    )
+    def repair(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        without_damaged: bool = False,
+        options: QueueOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> QueueRepair:
+        """Take a queue, put its time right, and close it.
+
+        A time that is ahead of the wall clock, as far as the store confirms that, is set back to it: all leases end,
+        and items that have their deadlines by the later time get others. With ``without_damaged`` the queue goes on
+        without what damaged fragments held, for good: items in them are lost, and released ones may be back. Get the
+        fragments from a copy first, if there is one (``repair_log``).
+        """
+        with expecting_a_queue():
+            queue = cls(
+                store,
+                log,
+                options or QueueOptions(),
+                runtime or shared_runtime(),
+                without_damaged=without_damaged,
+            )
+        with queue:
+            retimed: int = queue._wait(queue.submit(Retime()))
+            damaged = queue.stats().damaged
+            if damaged and without_damaged:
+                queue.checkpoint()
+        return QueueRepair(retimed=retimed, damaged=damaged)
 
     @property
     def url(self) -> str:
@@ -175,7 +219,8 @@ class DelayQueue:
     ) -> Enqueued:
         """Put a leased item back, due now unless a time is given; with a value that replaces the old one.
 
-        It goes to the dead letters instead when it was handed out as often as the definition allows.
+        It goes to the dead letters instead when it was handed out as often as the definition allows; the answer's
+        ``buried`` says so.
         """
         result: Enqueued = self._wait(self.submit(Requeue(item_id, token, deadline_us, delay_s, value)))
         return result
@@ -184,6 +229,15 @@ class DelayQueue:
     def extend(self, item_id: int, token: str, lease_s: float) -> int:
         """Let a lease end ``lease_s`` seconds from now; return that time in microseconds."""
         result: int = self._wait(self.submit(Extend(item_id, token, lease_s)))
+        return result
+
+    def reclaim(self, ids: Iterable[int]) -> list[Enqueued]:
+        """Put leased items back, due now, without their tokens, which are refused from then on: all or none.
+
+        For operators whose worker is gone. UnknownItemError names one that is not leased.
+        """
+        several(ids, "ids")
+        result: list[Enqueued] = self._wait(self.submit(Reclaim(tuple(ids))))
         return result
 
     @checked(item_id=integer)

@@ -44,11 +44,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A dequeue for which there was no item; ``until_s`` is by the monotonic clock."""
+    """A dequeue for which there was no item; ``until_s`` is by the monotonic clock, ``number`` its place."""
 
     operation: Dequeue
     future: Future[Any]
     until_s: float
+    number: int
+
+    def begin(self) -> bool:
+        """Serve it; False if it was cancelled. It may have been served by a turn that was undone."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
 
 
 class Line:
@@ -57,13 +62,27 @@ class Line:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._waiters: deque[Waiter] = deque()
+        self._num_joined = 0
+        # Who has left in the turn that is under way.
+        self._left: list[Waiter] = []
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     def join(self, operation: Dequeue, future: Future[Any]) -> None:
         """Add a call; its time begins now."""
-        self._waiters.append(Waiter(operation, future, self._runtime.monotonic_s() + operation.timeout_s))
+        until_s = self._runtime.monotonic_s() + operation.timeout_s
+        self._num_joined += 1
+        self._waiters.append(Waiter(operation, future, until_s, self._num_joined))
+
+    def begin_turn(self) -> None:
+        """Forget who has left by now."""
+        self._left = []
+
+    def undo_turn(self) -> None:
+        """Let those wait on, in their places, who have left in this turn."""
+        self._waiters = deque(sorted([*self._left, *self._waiters], key=lambda each: each.number))
+        self._left = []
 
     def first(self) -> Waiter | None:
         """Return who is next; those who gave up leave."""
@@ -73,7 +92,7 @@ class Line:
 
     def leave(self) -> None:
         """Take the first one out."""
-        self._waiters.popleft()
+        self._left.append(self._waiters.popleft())
 
     def futures(self) -> set[Future[Any]]:
         """Return those of all who wait."""
@@ -84,14 +103,15 @@ class Line:
         until_s = min((each.until_s for each in self._waiters), default=None)
         return None if until_s is None else until_s - self._runtime.monotonic_s()
 
-    def over(self, *, last: bool) -> list[Future[Any]]:
+    def over(self, *, last: bool) -> list[Waiter]:
         """Take those out who have waited enough, with the ``last`` turn all, and those who gave up."""
         now_s = self._runtime.monotonic_s()
         over = [each for each in self._waiters if last or each.until_s <= now_s or each.future.cancelled()]
         if over:
             gone = {id(each) for each in over}
             self._waiters = deque(each for each in self._waiters if id(each) not in gone)
-        return [each.future for each in over]
+            self._left += over
+        return over
 
 
 class Inbox:
