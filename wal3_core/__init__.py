@@ -52,6 +52,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import UnknownItemError as UnknownItemError
     from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
+    from wal3_core.errors import ViewRequiredError as ViewRequiredError
     from wal3_core.fleet.assignment import assigned as assigned
     from wal3_core.fleet.assignment import dirty_logs as dirty_logs
     from wal3_core.fleet.dirty_log import DirtyLog as DirtyLog
@@ -153,6 +154,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.options import RetryOptions as RetryOptions
     from wal3_core.options import SnapshotCompactorOptions as SnapshotCompactorOptions
     from wal3_core.options import SnapshotOptions as SnapshotOptions
+    from wal3_core.options import View as View
     from wal3_core.options import WriterOptions as WriterOptions
     from wal3_core.runtime.open_telemetry import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
@@ -189,6 +191,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.items import Leased as Leased
     from wal3_core.views.queue.items import NewItem as NewItem
     from wal3_core.views.queue.items import Peeked as Peeked
+    from wal3_core.views.queue.items import QueueRepair as QueueRepair
     from wal3_core.views.queue.items import QueueStats as QueueStats
     from wal3_core.views.queue.operations import Bury as Bury
     from wal3_core.views.queue.operations import Define as Define
@@ -198,8 +201,10 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import GiveBack as GiveBack
     from wal3_core.views.queue.operations import Kick as Kick
     from wal3_core.views.queue.operations import Purge as Purge
+    from wal3_core.views.queue.operations import Reclaim as Reclaim
     from wal3_core.views.queue.operations import Release as Release
     from wal3_core.views.queue.operations import Requeue as Requeue
+    from wal3_core.views.queue.operations import Retime as Retime
     from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
     from wal3_core.views.queue.queue_reading import is_queue as is_queue
     from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
@@ -349,6 +354,8 @@ _HOMES = {
     "UnmarkedError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",
     "Verification": "wal3_core.compaction.verifying",
+    "View": "wal3_core.options",
+    "ViewRequiredError": "wal3_core.errors",
     "Waiting": "wal3_core.log.read.following",
     "Walk": "wal3_core.log.read.walk",
     "Witness": "wal3_core.storage.documents.cursor_store",
@@ -379,11 +386,24 @@ _HOMES = {
     **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
     **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(
-        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "GiveBack", "Kick", "Purge", "Release", "Requeue"),
+        (
+            "Bury",
+            "Define",
+            "Dequeue",
+            "Enqueue",
+            "Extend",
+            "GiveBack",
+            "Kick",
+            "Purge",
+            "Reclaim",
+            "Release",
+            "Requeue",
+            "Retime",
+        ),
         "wal3_core.views.queue.operations",
     ),
     **dict.fromkeys(
-        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueStats"),
+        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueRepair", "QueueStats"),
         "wal3_core.views.queue.items",
     ),
     **dict.fromkeys(

@@ -15,6 +15,7 @@
     │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
     │   │   ├── KeyRequiredError     ... because the log is keyed, and a record has no key: give it one
+    │   │   ├── ViewRequiredError    ... because the log is another view's: append by that one, or to another log
     │   │   └── AppendReplacedError  ... because the name now leads to another log: open that one
     │   ├── UnknownDurabilityError   they may be in the log: read before appending again
     │   └── UnmarkedError            they are in the log, from ``offset`` on: do not append again
@@ -130,6 +131,10 @@ class SealedError(NotDurableError):
 
 class KeyRequiredError(NotDurableError, InvalidRequestError):
     """The log is keyed, since its policy compacts it, and a record of the append has no key."""
+
+
+class ViewRequiredError(NotDurableError, InvalidRequestError):
+    """The log's policy gives it to one view (a feed, a keyed log or a queue), and something else appends."""
 
 
 class LogReplacedError(LogError):

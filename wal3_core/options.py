@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
-from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text, wrong
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ CURSORS_AHEAD = 16
 PINS_AHEAD = 16
 
 
+class View(StrEnum):
+    """What gives a log's records their meaning, and appends them. A policy may say that its log is one view's alone."""
+
+    FEED = "feed"
+    KEYED = "keyed"
+    QUEUE = "queue"
+
+
+def a_view(value: object, name: str) -> View:
+    """Take a ``View``, or its name."""
+    try:
+        return View(text(value, name))
+    except ValueError:
+        raise wrong(name, f"one of {', '.join(View)}", value) from None
+
+
 def expanded_bytes(num_bytes: int, num_records: int) -> int:
     """Bound the expanded size, in bytes, of a fragment with so many bytes of keys and bodies in so many records."""
     return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
@@ -74,6 +91,7 @@ _CHECKS: Mapping[object, Check] = {
     "float | None": optional(number),
     "bool": flag,
     "str | None": optional(text),
+    "View | None": optional(a_view),
 }
 
 
@@ -168,7 +186,8 @@ class WriterOptions:
     ``delivery_timeout_s`` seconds; None means the value in the store's URL (``?timeout_s=``), or 120 if
     it has none. ``retry`` sets the pauses between tries, and can end them earlier by its own ``timeout_s``
     or ``attempts_max``. A writer's clock moves the log's time at most ``clock_ahead_s_max`` seconds ahead of
-    the store's. No setting allows a fragment that a reader's defaults refuse.
+    the store's. ``view`` says which view appends: a log that its policy gives to one takes appends of no other; each
+    view sets it itself. No setting allows a fragment that a reader's defaults refuse.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -184,6 +203,7 @@ class WriterOptions:
     commit_pause_s_max: float = 5.0
     clock_ahead_s_max: float = CLOCK_AHEAD_S_MAX
     delivery_timeout_s: float | None = None
+    view: View | None = None
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
@@ -207,6 +227,11 @@ class WriterOptions:
                 "delivery_timeout_s": (0, _SECONDS_MAX),
             },
         )
+
+
+def of_view(options: WriterOptions | None, view: View) -> WriterOptions:
+    """Return a writer's options for a view's own appends."""
+    return replace(options or WriterOptions(), view=view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

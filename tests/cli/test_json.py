@@ -88,6 +88,11 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "queue enqueue letters y": ("", {"queue", "items"}),
     "queue dead letters": ("", {"id", "text", "deadline_us", "priority", "deliveries", "enqueued_us", "requeued_us"}),
     "queue kick letters": ("", {"queue", "ids"}),
+    "queue create taken": ("", {"queue"}),
+    "queue enqueue taken x": ("", {"queue", "items"}),
+    "queue dequeue taken --lease 1h": ("", {"id", "text", "token"}),
+    "queue reclaim taken 1": ("", {"queue", "items"}),
+    "queue repair taken": ("", {"queue", "retimed", "damaged"}),
     "queue purge jobs --leased --yes": ("", {"queue", "items", "dry_run"}),
     "completion bash": ("", {"shell", "script"}),
 }

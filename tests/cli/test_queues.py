@@ -194,6 +194,44 @@ def test_policy_that_would_remove_pending_items_is_refused(wal3: Command, cleanu
     assert "expected cleanup compact, as it is a delay queue" in refused.stderr
 
 
+@pytest.mark.slow
+def test_item_is_reclaimed_without_its_token(queue: Command) -> None:
+    queue.ok("queue", "enqueue", "jobs", "--raw", stdin=b"a\nb\n")
+    queue.json("queue", "dequeue", "jobs", "-n", "2")
+
+    assert queue("queue", "reclaim", "jobs", "1", "7").exit_code == 1
+    assert queue.ok("queue", "reclaim", "jobs", "1", "1") == b"reclaimed 1 item of jobs\n"
+    [back] = queue.json("queue", "reclaim", "jobs", "2", "--json")
+    assert [(item["id"], item["dead"]) for item in back["items"]] == [(2, False)]
+    assert [each["text"] for each in queue.json("queue", "dequeue", "jobs", "-n", "9")] == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_item_is_reclaimed_and_a_queue_repaired_in_its_store(wal3: Command) -> None:
+    wal3.ok("queue", "create", "jobs", "--max-deliveries", "1")
+    wal3.ok("queue", "enqueue", "jobs", "x")
+    wal3.json("queue", "dequeue", "jobs")
+    wal3.ok("append", "queues/jobs", stdin='{"key": "k", "body": "stray"}\n')
+
+    assert b"1 records of others in its log, the newest at offset" in wal3.ok("queue", "stats", "jobs")
+    assert wal3.ok("queue", "reclaim", "jobs", "1") == b"reclaimed 1 item of jobs\nburied 1 item of them: 1\n"
+    assert wal3.ok("queue", "repair", "jobs") == b"repaired jobs: 0 items with another time\n"
+    refused = wal3("queue", "repair", "jobs", "--server", "http://127.0.0.1:9")
+    assert (refused.exit_code, "--server: expected none" in refused.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_queue_s_log_is_given_to_no_other_view(wal3: Command) -> None:
+    wal3.ok("queue", "create", "jobs")
+    assert "expected view queue, or none" in wal3("policy", "queues/jobs", "--view", "feed").stderr
+    assert b"takes appends of the view queue alone" in wal3.ok("policy", "queues/jobs", "--view", "queue")
+    assert b"the view queue alone" in wal3.ok("inspect", "queues/jobs")
+    wal3.ok("queue", "enqueue", "jobs", "x")
+    refused = wal3("append", "queues/jobs", stdin='{"key": "k", "body": "stray"}\n')
+    assert refused.exit_code
+    assert "--no-view" in refused.stderr
+
+
 def test_lease_that_has_ended_is_refused(queue: Command) -> None:
     result = queue("queue", "release", "jobs", "1", "0" * 16)
     bad = queue("queue", "release", "jobs", stdin='{"id": 1}\n')

@@ -186,10 +186,11 @@ class ChainLedger:
         return [offset for offset in range(course.start(life), limit) if self._skipped(course, life, offset)]
 
     def is_gone(self, course: Course) -> bool:
-        """Whether a record that its owner needs was collected."""
+        """Whether a record that its owner needs was collected, or a collection of it is announced."""
         for life in self.successors(course.life):
             assert life.manifest is not None
-            first = life.manifest.first.position.offset
+            announced = life.manifest.announced
+            first = (life.manifest.first if announced is None else announced.first).position.offset
             needed = any(self._skipped(course, life, offset) for offset in range(course.start(life), first))
             if needed or life.over_s < NEVER_S:
                 return True

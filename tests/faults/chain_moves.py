@@ -253,7 +253,9 @@ class Intruding:
                 except InvalidRequestError:
                     stage.world.fired["chain: intruder refused"] += 1
                     continue
-                assert not course.living, f"{log}: the cursor of {name} was taken by an owner of another kind"
+                # The name may lead to another log by now.
+                taken = course.living and stage.world.names[log].life is life
+                assert not taken, f"{log}: the cursor of {name} was taken by an owner of another kind"
 
     def _intrude(self, store: SimStore, log: str, name: str) -> None:
         if name.startswith("c"):

@@ -212,4 +212,10 @@ NARROW_MUTANTS = (
         "not all(name.startswith(WRITER_CURSOR) for name in cursors)",
         "bool(cursors)",
     ),
+    Mutation(
+        "a commit does not look whose log it is by now",
+        "wal3_core.log.write.commit:judge",
+        "if manifest.is_of(view) else",
+        "if manifest is not None else",
+    ),
 )

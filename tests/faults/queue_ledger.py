@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 PENDING, LEASED, DEAD = encoding.PENDING, encoding.LEASED, encoding.DEAD
 WHAT = "the log of the queue"
+# The body of a record that is none of the queue's, whatever its key.
+STRAY = b"not meant for a queue"
+# How far the queue's time may be ahead of the store's: what the log's may, and what appends and rounding take.
+AHEAD_S_MAX = 61.0
 # An operation, and what it is about: a value, a token, or the state of the items that are purged.
 Change = tuple[str, object]
 
@@ -91,8 +95,14 @@ class Ledger:
     now_ms: int = 0
     # A time that no process can have come to yet.
     latest_us: Callable[[], float] = lambda: math.inf
+    # The store's clock.
+    store_us: Callable[[], float] = lambda: math.inf
     num_brokers: int = 0
+    # Of records of others, that say so in their bodies; how far clocks jump, by which no lease ends; and the leases
+    # that have ended.
     num_foreign: int = 0
+    jumps_ms: float = 0.0
+    ended: set[str] = field(default_factory=set)
     _created_ms: int = 0
     _as_of: int = 0
     _floors_ms: dict[int, int] = field(default_factory=dict)
@@ -140,7 +150,9 @@ class Ledger:
     def read(self, records: Sequence[Message]) -> None:
         """Read the records that the log has got since."""
         for record in records[self._num_read :]:
-            if record.key == encoding.META_KEY:
+            if record.body == STRAY:
+                self.num_foreign += 1
+            elif record.key == encoding.META_KEY:
                 assert record.body is not None
                 self._end_turn(Meta.from_bytes(record.body, what=WHAT))
             elif record.key == encoding.BROKER_KEY:
@@ -160,6 +172,8 @@ class Ledger:
         assert meta.now_ms >= self.now_ms, f"time went back from {self.now_ms} to {meta.now_ms}"
         ahead_s = meta.now_ms / 1000 - self.latest_us() / 1_000_000
         assert ahead_s <= 0, f"time is {ahead_s} s ahead of every clock that was read, and of what passed since"
+        ahead_s = meta.now_ms / 1000 - self.store_us() / 1_000_000
+        assert ahead_s <= AHEAD_S_MAX, f"time is {ahead_s} s ahead of the store's clock"
         assert meta.as_of >= self._as_of, "an older checkpoint took the place of a newer one"
         self.seen["checkpoint"] += meta.as_of > self._as_of
         self.now_ms, self._created_ms, self._as_of = meta.now_ms, meta.created_ms, meta.as_of
@@ -208,7 +222,7 @@ class Ledger:
         assert item_id in self.items, f"item {item_id}: removed twice, or before it was there"
         item = self.items.pop(item_id)
         release = "release", item.token
-        live = item.kind == LEASED and item.until_ms > self.now_ms
+        live = item.kind == LEASED and self._is_live(item)
         released = live and self.done[release] < self.asked[release]
         if released and not self.asked["purge", item.kind]:
             self._did(release)
@@ -238,10 +252,21 @@ class Ledger:
             assert item.kind == LEASED, f"item {item_id}: put back, and not handed out"
             assert (new.deliveries, new.until_ms, new.token) == (item.deliveries, NEVER, NO_TOKEN)
             back = replace(item, kind=new.kind, deadline_ms=new.deadline_ms, until_ms=NEVER, token="")
-            if item.until_ms <= self.now_ms:
+            if not self._is_live(item) or (item.until_ms <= self.now_ms and not self._is_given_back(item, new)):
                 self._end_lease(item, back, new)
             else:
                 self._give_back(item, back, new, value)
+
+    def _is_live(self, item: Item) -> bool:
+        """Whether a lease has perhaps not ended: one goes on longer if the queue's time has jumped."""
+        return item.until_ms + self.jumps_ms > self.now_ms
+
+    def _is_given_back(self, item: Item, new: StateRecord) -> bool:
+        asked = self.asked["requeue", item.token] > self.done["requeue", item.token]
+        asked |= self.asked["reclaim", item.id] > self.done["reclaim", item.id]
+        if new.requeued_ms == self.now_ms != item.requeued_ms:
+            return asked
+        return new.kind == DEAD and self.asked["bury", item.token] > self.done["bury", item.token]
 
     def _floored(self, item: Item, deadline_ms: int) -> int:
         return max(deadline_ms, self._floors_ms.get(item.priority, 0))
@@ -257,7 +282,7 @@ class Ledger:
         assert (new.deadline_ms, new.requeued_ms) == (item.deadline_ms, item.requeued_ms)
         if item.kind == LEASED:
             assert token == item.token, f"item {item.id}: handed out twice at once"
-            assert item.until_ms > self.now_ms, f"item {item.id}: a lease that had ended was extended"
+            assert self._is_live(item), f"item {item.id}: a lease that had ended was extended"
             assert new.deliveries == item.deliveries
             self._put(replace(item, until_ms=new.until_ms))
             self.extended.setdefault(token, []).append(new.until_ms)
@@ -279,6 +304,7 @@ class Ledger:
         expected = DEAD if self._is_over(item) else PENDING, self._floored(item, item.until_ms), item.requeued_ms
         assert (new.kind, new.deadline_ms, new.requeued_ms) == expected, f"{item}: came back as {new}"
         self._put(back)
+        self.ended.add(item.token)
         self.seen["lease ended"] += 1
 
     def _give_back(self, item: Item, back: Item, new: StateRecord, value: tuple[bytes, ValueHeader] | None) -> None:
@@ -299,4 +325,11 @@ class Ledger:
             self._did(("new value", body))
         self._put(replace(back, requeued_ms=self.now_ms))
         self.requeued[item.token] = new.deadline_ms
+        if value is None and self.asked["reclaim", item.id] > self.done["reclaim", item.id]:
+            if self.asked["requeue", item.token] > self.done["requeue", item.token]:
+                # No record says which of the two it was.
+                self.either |= {("requeue", item.token), ("reclaim", item.id)}
+            else:
+                self._did(("reclaim", item.id))
+            return
         self._did(("requeue", item.token))

@@ -33,8 +33,8 @@ QUEUE_WORLD_MUTANTS = (
     Mutation(
         "a broker loads the queue before the outcome of its append is known",
         BROKER + "_load_again",
-        "        take_again(self._writer, self._token, self._loader, self.url)\n",
-        "",
+        "                take_again(self._writer, self._token, self._loader, self.url)\n",
+        "                pass\n",
     ),
     Mutation(
         "any token is accepted",
@@ -45,14 +45,56 @@ QUEUE_WORLD_MUTANTS = (
     Mutation(
         "a lease that has ended is accepted",
         STATE + "held",
-        "if lease.until_ms <= now_ms:",
-        "if lease.until_ms <= 0 * now_ms:",
+        "if self.end_ms(lease) <= now_ms:",
+        "if self.end_ms(lease) <= 0 * now_ms:",
     ),
     Mutation(
         "a lease ends early",
         STATE + "end_leases",
         "until_ms <= turn.now_ms:",
         "until_ms <= turn.now_ms + 100:",
+    ),
+    Mutation(
+        "the wall clock is believed whatever the store says",
+        QUEUE + "clock:QueueClock._read_ms",
+        "min(wall_ms, self._limit_ms(read_s))",
+        "wall_ms",
+    ),
+    Mutation(
+        "a queue is taken before it is loaded",
+        QUEUE + "taking:take",
+        "    loaded = loader.load()\n    for",
+        "    writer.append(token, key=BROKER_KEY)\n    loaded = loader.load()\n    for",
+    ),
+    Mutation(
+        "a record of others fences the broker",
+        BROKER + "_commit",
+        "            self._undetermined = False\n            raise\n",
+        "            raise fenced(self.url) from None\n",
+    ),
+    Mutation(
+        "a turn is done again beside those who waited in it",
+        QUEUE + "waiting:Line.undo_turn",
+        "[*self._left, *self._waiters]",
+        "[*self._waiters]",
+    ),
+    Mutation(
+        "a broker goes on from its memory when records of others came between",
+        BROKER + "_load_again",
+        "        self._begin(self._loader.load(), self.state)\n",
+        "        self._begin(replace(self._loader.load(), state=self.state), self.state)\n",
+    ),
+    Mutation(
+        "whatever lies under the key of the queue's state is it",
+        QUEUE + "encoding:Meta.if_one",
+        "            return None\n",
+        "            raise\n",
+    ),
+    Mutation(
+        "a state before its item is believed",
+        QUEUE + "loading:_take_item",
+        "            tail.states.pop(item_id, None)\n    except",
+        "    except",
     ),
     Mutation(
         "the state of an item that was removed stays",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -15,16 +16,17 @@ from tests.faults.collectors import Collecting, Packing
 from tests.faults.compactors import RETRY, change_policy, drawn_key_compacting
 from tests.faults.plans import Swarm
 from tests.faults.queue_callers import KEEPER, PRODUCER, QUEUE, WORKER, Caller, drawn_definition, explain, records_of
-from tests.faults.queue_ledger import DEAD, PENDING, Counts, Ledger
-from tests.faults.simulator import YEAR_US
+from tests.faults.queue_ledger import DEAD, PENDING, STRAY, Counts, Ledger
+from tests.faults.simulator import START_US, YEAR_US
 from tests.faults.store import SimStore
 from tests.faults.story import Story
 from wal3_core import CursorStore, LogReader, LogWriter, Message, ReaderOptions, scrub
-from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.errors import CorruptError, InvalidRequestError, LogError
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
 from wal3_core.views.queue import DelayQueue, QueueOptions, broker, checkpoint, read_queue_head, read_queue_stats
+from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 from wal3_core.views.queue.loading import CURSOR
 
 if TYPE_CHECKING:
@@ -33,12 +35,17 @@ if TYPE_CHECKING:
 
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
+    from wal3_core.storage.object_store import Buffer, Etag, PutOutcome
     from wal3_core.views.queue import QueueDefinition, QueueStats
 
 T = TypeVar("T")
 EVERYTHING = 10_000
+# What a wall clock that goes a hundredth faster gains while a lease goes on.
+DRIFT_MS = 1000.0
 # Later than every deadline that a process whose clock is wrong may have asked for.
-LATER_US = 100 * YEAR_US
+LATER_S = 100 * YEAR_US / 1_000_000
+# Those of a queue among them.
+STRAY_KEYS = (b"intruder", b"m", b"b", b"d", id_key(VALUE, 2**40), id_key(STATE, 3), id_key(STATE, 30))
 # Until there is a queue; and until one is opened, whatever fails.
 TRIES_MAX, OPENINGS_MAX = 20, 4
 
@@ -67,6 +74,7 @@ class Serving:
     def play(self, stage: Stage, process: SimProcess) -> None:
         process.steady = self.steady
         self.ledger.latest_us = stage.simulation.latest_us
+        self.ledger.store_us = lambda: START_US + stage.simulation.now_s * 1e6
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/serving")
         for number in range(self.rounds):
             stage.simulation.pause(dice.choice((0.0, 0.1, 3.0)) * dice.random())
@@ -166,9 +174,49 @@ class Intruding:
                 continue
             try:
                 with LogWriter.open(store, QUEUE, runtime=process) as writer:
-                    writer.append(b"not meant for a queue", key=b"intruder")
+                    writer.append(STRAY, key=process.random.choice(STRAY_KEYS))
             except LogError as error:
                 stage.excuse(error)
+
+
+class MisreadStore(SimStore):
+    """Reads every fragment damaged, and counts what it writes."""
+
+    num_writes = 0
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        data = super().read(path, start=start, length=length)
+        return data if data is None or "/log/" not in path else bytes(len(data))
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        self.num_writes += 1
+        return super().create(path, data)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        self.num_writes += 1
+        return super().replace(path, data, etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Misreading:
+    """Opens the queue, and cannot read it: the broker that has it never learns of that."""
+
+    ledger: Ledger
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = MisreadStore(stage.world, process)
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * 10)
+            try:
+                DelayQueue.open(store, QUEUE, runtime=process)
+            except CorruptError:
+                self.ledger.seen["failed to open"] += 1
+            except LogError as error:
+                stage.excuse(error)
+            else:
+                assert not self.ledger.turns, "a queue was opened that cannot be read"
+            assert not store.num_writes, "an opening that failed has written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +283,18 @@ def drawn_queue_cast(dice: Random, ledger: Ledger) -> dict[str, Actor]:
         "packer": (0.3, Packing(3, pace_s, packing, QUEUE)),
         "looking": (0.5, Looking(ledger, 5)),
         "uncursoring": (0.2, Uncursoring(3)),
-        "intruder": (0.1, Intruding(ledger, 2)),
+        "intruder": (0.4, Intruding(ledger, dice.choice((2, 10)))),
+        "misreader": (0.3, Misreading(ledger, 3)),
         "reaper": (0.5, Reaper("server0", dice.random() * pace_s * 8, dice.choice((None, serving)))),
         "freezer": (
             0.4,
             Freezer("server0", dice.random() * pace_s * 4, dice.choice((2.0, 60.0)), clock_stops=dice.random() < 0.5),
         ),
     }
-    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    cast |= {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    steady = "freezer" not in cast and all(each.steady for each in cast.values() if isinstance(each, Serving))
+    ledger.jumps_ms = DRIFT_MS if steady else math.inf
+    return cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +309,7 @@ class QueueEnd:
         caller = self._opened(stage, store, "first")
         self._check_rest(stage, caller)
         num_left = len(ledger.items)
-        operator.offset_us += LATER_US
+        stage.simulation.now_s += LATER_S
         self._drain(stage, caller)
         # What was handed out so often that it is among the dead letters by now.
         while letters := [item.id for item in caller.queue.dead(EVERYTHING)]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription", "cursor_of_a_writer")
-MANIFESTS = ("manifest", "manifest_of_a_keyed_log", "manifest_of_a_staged_append")
+MANIFESTS = ("manifest", "manifest_of_a_keyed_log", "manifest_of_a_staged_append", "manifest_of_a_view")
 NAMES = (*MANIFESTS, *CURSORS, "snapshot", "snapshot_of_snapshots")
 Value = Manifest | Cursor | Snapshot
 
@@ -52,7 +52,7 @@ def sealed(name: str, opened: bytes) -> bytes:
 def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
     """Decode the document; a snapshot under its stored name, or ``renamed`` to the hash of the bytes."""
     match name:
-        case "manifest" | "manifest_of_a_keyed_log" | "manifest_of_a_staged_append":
+        case "manifest" | "manifest_of_a_keyed_log" | "manifest_of_a_staged_append" | "manifest_of_a_view":
             return Manifest.from_bytes(data)
         case "cursor" | "cursor_of_keys" | "cursor_of_a_subscription" | "cursor_of_a_writer":
             return Cursor.from_bytes(data, what="cursor/golden.json")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.strict_json import JsonObject
 
-POLICIES = ("policy", "policy_with_a_limit", "policy_that_compacts", "policy_that_arranges")
+POLICIES = ("policy", "policy_with_a_limit", "policy_that_compacts", "policy_that_arranges", "policy_of_a_view")
 KINDS = ("garbage", "garbage_of_orphans", "pin", *POLICIES, "vacancy")
 every_kind = pytest.mark.parametrize("name", KINDS)
 
@@ -180,6 +180,7 @@ BORNE_OUT = {
     "policy_with_a_limit": {("format_version",)},
     "policy_that_compacts": {("format_version",), ("cleanup",)},
     "policy_that_arranges": {("format_version",)},
+    "policy_of_a_view": {("format_version",)},
     "vacancy": {("format_version",), ("vacant",)},
 }
 

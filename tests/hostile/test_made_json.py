@@ -177,6 +177,18 @@ UNCHECKED = {
         ("epochs", 0, "first_seq_no"),
         *(("fragments", index, "start", "timestamp_us") for index in range(4)),
     },
+    "manifest_of_a_view": {
+        ("log_id",),
+        ("generation",),
+        ("fence",),
+        ("writer",),
+        ("first", "position", "timestamp_us"),
+        ("next", "position", "timestamp_us"),
+        ("epochs", 0, "epoch"),
+        ("epochs", 0, "writer"),
+        ("epochs", 0, "first_seq_no"),
+        *(("fragments", index, "start", "timestamp_us") for index in range(4)),
+    },
     "manifest_of_a_staged_append": {
         ("log_id",),
         ("generation",),

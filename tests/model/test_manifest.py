@@ -21,6 +21,7 @@ from wal3_core.model.manifest_text import NONE_KNOWN
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
+from wal3_core.options import View
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FIXTURE_SAFE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,6 +309,8 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     golden("snapshot_of_snapshots.json", deep.to_bytes())
     golden("cursor.json", cursor.to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest.json").read_bytes()) == sealed
+    golden("manifest_of_a_view.json", replace(held, view=View.FEED).to_bytes())
+    assert Manifest.from_bytes((GOLDEN / "manifest_of_a_view.json").read_bytes()) == replace(held, view=View.FEED)
     golden("manifest_of_a_keyed_log.json", replace(held, keyed=True).to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest_of_a_keyed_log.json").read_bytes()) == replace(held, keyed=True)
     staged = of_a_staged_append(held)

@@ -13,6 +13,7 @@ from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.policy import Cleanup, CompactionLimits, Policy
+from wal3_core.options import View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,7 @@ POLICIES = st.builds(
     without_cursors=st.booleans(),
     cleanup=st.sampled_from(Cleanup),
     arrange_by_key=st.booleans(),
+    view=st.sampled_from([None, *View]),
     **{name: within(name) for name in RANGES},
 )
 

@@ -11,6 +11,7 @@ from wal3_core.errors import CorruptError
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
+from wal3_core.options import View
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 POLICY = Policy(log_id=LOG_ID, generation=2, writer="w", retention_s=86_400, without_cursors=True, percent_max=100)
@@ -28,6 +29,7 @@ COMPACTED = Policy(
     compacted_fragment_bytes=4_194_304,
 )
 ARRANGED = Policy(log_id=LOG_ID, generation=4, writer="w", arrange_by_key=True, min_dirty_percent=10)
+OWNED = Policy(log_id=LOG_ID, generation=5, writer="w", view=View.QUEUE)
 VACANCY = Vacancy(
     kind=VacancyKind.COPYING, log_id=LOG_ID, generation=4, writer="w", source="orders", terms="all", pin="copy-1"
 )
@@ -39,6 +41,7 @@ def test_formats_are_what_earlier_versions_wrote() -> None:
         "policy_with_a_limit": LIMITED,
         "policy_that_compacts": COMPACTED,
         "policy_that_arranges": ARRANGED,
+        "policy_of_a_view": OWNED,
         "vacancy": VACANCY,
     }
     for name, document in documents.items():
@@ -48,6 +51,7 @@ def test_formats_are_what_earlier_versions_wrote() -> None:
     assert Policy.from_bytes((GOLDEN / "policy_with_a_limit.json").read_bytes(), what="policy") == LIMITED
     assert Policy.from_bytes((GOLDEN / "policy_that_compacts.json").read_bytes(), what="policy") == COMPACTED
     assert Policy.from_bytes((GOLDEN / "policy_that_arranges.json").read_bytes(), what="policy") == ARRANGED
+    assert Policy.from_bytes((GOLDEN / "policy_of_a_view.json").read_bytes(), what="policy") == OWNED
     assert manifest_or_vacancy((GOLDEN / "vacancy.json").read_bytes(), what="manifest") == VACANCY
 
 

@@ -16,8 +16,20 @@ QUEUE_MUTANTS = (
     Mutation(
         "time stands still while the wall clock is behind",
         QUEUE + "clock:QueueClock._read_ms",
-        "passed_s * MS_PER_S",
-        "0.0",
+        "self._now_ms += passed_s * MS_PER_S",
+        "self._now_ms += 0.0",
+    ),
+    Mutation(
+        "leases end by the wall clock",
+        QUEUE + "held_items:HeldItems.end_ms",
+        "math.ceil(round(self.jumped_ms - lease.jumped_ms, 3))",
+        "math.ceil(0.0)",
+    ),
+    Mutation(
+        "an item is reclaimed without a word of it in the log",
+        QUEUE + "queue_state:QueueState._reclaim",
+        "lease.row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)",
+        "lease.row",
     ),
     Mutation(
         "deadlines before the last one that was handed out are taken as they are",
@@ -40,8 +52,8 @@ QUEUE_MUTANTS = (
     Mutation(
         "an item whose lease ends keeps its deadline",
         QUEUE + "queue_state:QueueState.end_leases",
-        "deadline_ms=max(until_ms, floor)",
-        "deadline_ms=max(lease.row.deadline_ms, 0 * floor)",
+        "deadline_ms=due_ms",
+        "deadline_ms=min(lease.row.deadline_ms, due_ms)",
     ),
     Mutation(
         "an item that is given back counts as handed out",

@@ -105,7 +105,7 @@ class Pair:
 
     def _pass(self) -> None:
         passed_ms, self._monotonic_ms = self.runtime.monotonic_ms - self._monotonic_ms, self.runtime.monotonic_ms
-        self.model.come_to(max(self.model.now_ms + passed_ms, self.runtime.wall_us // 1000))
+        self.model.come_to(self.model.now_ms + passed_ms)
 
     def enqueue_many(self, items: Sequence[NewItem]) -> list[Enqueued]:
         answer = self.both(lambda queue: queue.enqueue_many(items), lambda model: model.enqueue_many(items))
@@ -132,6 +132,10 @@ class Pair:
 
     def extend(self, item_id: int, token: str, lease_s: float) -> None:
         self.both(lambda queue: queue.extend(item_id, token, lease_s), lambda m: m.extend(item_id, token, lease_s))
+
+    def reclaim(self, ids: Iterable[int]) -> None:
+        ids = list(dict.fromkeys(ids))
+        self.both(lambda queue: queue.reclaim(ids), lambda model: model.reclaim(ids))
 
     def bury(self, item_id: int, token: str) -> None:
         self.both(lambda queue: queue.bury(item_id, token), lambda model: model.bury(item_id, token))
@@ -185,9 +189,18 @@ class Pair:
         self.look()
 
     def step_clock(self, ms: int) -> None:
-        """Set the wall clock forwards or backwards."""
+        """Set the wall clock forwards or backwards; the queue's time follows it forwards once the store confirms it."""
         self.runtime.wall_us += ms * 1000
+        self._confirm()
         self.look()
+
+    def _confirm(self) -> None:
+        """Let the broker append, by which the store confirms its wall clock."""
+        self.queue.define(self.model.definition)
+        self._pass()
+        self._durable_ms = self.model.now_ms
+        jumped_ms = max(0, self.runtime.wall_us // 1000 - self.model.now_ms)
+        self.model.come_to(self.model.now_ms + jumped_ms, jumped_ms)
 
     def checkpoint(self) -> None:
         self.queue.checkpoint()
@@ -215,6 +228,7 @@ class Pair:
         now_ms, wall_ms = answer.deadline_us // 1000, self.runtime.wall_us // 1000
         assert max(self._durable_ms, wall_ms) <= now_ms <= max(model.now_ms, wall_ms)
         self._monotonic_ms = self.runtime.monotonic_ms
+        model.restarted()
         # Leases have ended by the definition of before.
         model.come_to(now_ms)
         model.definition = definition

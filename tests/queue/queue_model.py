@@ -29,7 +29,14 @@ class Item:
     deliveries: int = 0
     state: ItemState = ItemState.PENDING
     until_ms: int | None = None
+    # By how much the queue's time has jumped since the lease began.
+    jumped_ms: int = 0
     token: str = ""
+
+    @property
+    def end_ms(self) -> int:
+        """When its lease ends."""
+        return (self.until_ms or 0) + self.jumped_ms
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -56,7 +63,7 @@ class Item:
             self.enqueued_ms * US_PER_MS,
             _us(self.requeued_ms),
             self.deliveries,
-            _us(self.until_ms),
+            None if self.until_ms is None else _us(self.end_ms),
             len(self.value),
         )
 
@@ -85,11 +92,14 @@ class QueueModel:
 
     # ------------------------------------------------------------------ time
 
-    def come_to(self, now_ms: int) -> None:
-        """Let time pass: leases end, in the order of their ends."""
+    def come_to(self, now_ms: int, jumped_ms: int = 0) -> None:
+        """Let time pass, ``jumped_ms`` of it by no other clock: leases end, in the order of their ends."""
         self.now_ms = now_ms
-        ended = [each for each in self.items.values() if each.until_ms is not None and each.until_ms <= now_ms]
-        for item in sorted(ended, key=lambda each: (each.until_ms, each.id)):
+        leased = [each for each in self.items.values() if each.until_ms is not None]
+        for item in leased:
+            item.jumped_ms += jumped_ms
+        ended = [each for each in leased if each.end_ms <= now_ms]
+        for item in sorted(ended, key=lambda each: (each.end_ms, each.id)):
             assert item.until_ms is not None
             item.deadline_ms = max(item.until_ms, self.floors_ms.get(item.priority, 0))
             self._come_back(item)
@@ -104,6 +114,11 @@ class QueueModel:
     def _bury(self, item: Item) -> None:
         item.state, item.until_ms = ItemState.DEAD, None
         self.buried.append(item.id)
+
+    def restarted(self) -> None:
+        """Another broker knows nothing of what has jumped."""
+        for item in self.items.values():
+            item.jumped_ms = 0
 
     # ------------------------------------------------------------------ operations
 
@@ -139,7 +154,7 @@ class QueueModel:
         for item in found:
             item.deliveries += 1
             item.state, item.token = ItemState.LEASED, tokens(item.id)
-            item.until_ms = self.now_ms + up_ms(lease_s or self.definition.lease_s)
+            item.until_ms, item.jumped_ms = self.now_ms + up_ms(lease_s or self.definition.lease_s), 0
             self.floors_ms[item.priority] = max(item.deadline_ms, self.floors_ms.get(item.priority, 0))
             leased.append(
                 Leased(
@@ -180,11 +195,18 @@ class QueueModel:
         item.deadline_ms, advanced = self._deadline(new.deadline_us, new.delay_s, item.priority)
         item.value, item.requeued_ms = new.value, self.now_ms
         self._come_back(item)
-        return Enqueued(item_id, item.deadline_ms * US_PER_MS, advanced=advanced)
+        dead = item.state is ItemState.DEAD
+        return Enqueued(item_id, item.deadline_ms * US_PER_MS, advanced=advanced, dead=dead)
+
+    def reclaim(self, ids: Iterable[int]) -> list[Enqueued]:
+        ids = list(ids)
+        if any(item_id not in self.items or self.items[item_id].state is not ItemState.LEASED for item_id in ids):
+            raise UnknownItemError
+        return [replace(self.requeue(item_id, self.items[item_id].token), advanced=False) for item_id in ids]
 
     def extend(self, item_id: int, token: str, lease_s: float) -> int:
         item = self._leased(item_id, token)
-        item.until_ms = self.now_ms + up_ms(lease_s)
+        item.until_ms, item.jumped_ms = self.now_ms + up_ms(lease_s), 0
         return item.until_ms * US_PER_MS
 
     def bury(self, item_id: int, token: str) -> None:

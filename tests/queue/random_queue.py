@@ -39,6 +39,7 @@ class RandomOperations:
             self.give_back: 6,
             self.extend: 8,
             self.bury: 8,
+            self.reclaim: 3,
             self.kick: 6,
             self.let_pass: 20,
             self.step_clock: 4,
@@ -105,6 +106,9 @@ class RandomOperations:
 
     def bury(self) -> None:
         self.pair.bury(*self.lease())
+
+    def reclaim(self) -> None:
+        self.pair.reclaim([self.lease()[0] for _ in range(self.dice.choice((1, 1, 3)))])
 
     def kick(self) -> None:
         dice, buried = self.dice, self.pair.model.buried

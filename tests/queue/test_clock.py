@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
 
 
+YEAR_S = 365 * 86_400
+
+
 class SuspendedRuntime(StandingRuntime):
     """A process that is suspended after the next reading of a clock."""
 
@@ -48,6 +51,7 @@ def runtime() -> Iterator[SuspendedRuntime]:
 
 def test_time_is_not_ahead_though_the_process_is_suspended_while_it_reads_its_clocks(runtime: SuspendedRuntime) -> None:
     clock = QueueClock(runtime)
+    clock.confirm(START_US + US_PER_S * 3600)
     for suspended_ms in (5000, 0, 300, 0, 0):
         runtime.suspended_ms = suspended_ms
         assert clock.now_ms() <= runtime.wall_us // 1000
@@ -62,6 +66,38 @@ def test_time_goes_on_from_where_the_log_is_and_not_from_before(runtime: Suspend
     assert clock.now_ms() == START_US // 1000 + 7000
     runtime.monotonic_ms += 50
     assert clock.now_ms() == START_US // 1000 + 7050
+
+
+def test_time_follows_the_wall_clock_forward_only_as_far_as_the_store_confirms_it(runtime: SuspendedRuntime) -> None:
+    clock = QueueClock(runtime)
+    clock.confirm(START_US)
+    clock.begin_at(0)
+    runtime.wall_us += 10 * YEAR_S * US_PER_S
+    assert clock.now_ms() == START_US // 1000
+    assert clock.asks()
+    assert not clock.asks(), "asked again at once"
+
+    clock.confirm(START_US + 60 * US_PER_S)
+    assert clock.now_ms() == START_US // 1000 + 60_000
+    runtime.monotonic_ms += 1000
+    assert clock.now_ms() == START_US // 1000 + 61_000
+
+    runtime.wall_us = START_US - US_PER_S * 3600
+    runtime.monotonic_ms += 1000
+    assert clock.now_ms() == START_US // 1000 + 62_000, "a step back stops it"
+
+
+def test_what_jumps_is_told_from_what_passes(runtime: SuspendedRuntime) -> None:
+    clock = QueueClock(runtime)
+    clock.confirm(START_US)
+    clock.begin_at(0)
+    begun_ms = clock.jumped_ms
+    runtime.monotonic_ms += 5000
+    runtime.wall_us += 305 * US_PER_S
+    clock.confirm(runtime.wall_us)
+
+    assert clock.now_ms() == START_US // 1000 + 305_000
+    assert clock.jumped_ms - begun_ms == 300_000
 
 
 class LaterRuntime(ThreadRuntime):

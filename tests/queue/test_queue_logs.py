@@ -125,9 +125,12 @@ def test_sealed_queue_is_looked_at_and_goes_on_in_a_copy(memory_store: MemorySto
             queue.enqueue(b"x")
         with pytest.raises(SealedError):
             queue.dequeue(timeout_s=0.01)
+        assert (queue.stats().leased, len(queue.peek(9)), len(queue.dead())) == (2, 4, 1)
     assert read_queue_stats(memory_store, LOG).leased == 2
-    with pytest.raises(SealedError):
-        DelayQueue.open(memory_store, LOG)
+    with DelayQueue.open(memory_store, LOG, options=COLD) as queue:
+        assert (queue.stats().leased, len(queue.peek(9)), len(queue.dead())) == (2, 4, 1)
+        with pytest.raises(SealedError):
+            queue.purge()
     copy(LogAt(memory_store, LOG), LogAt(memory_store, "copy"), with_cursors=True)
 
     check_filled(memory_store, "copy", leases)

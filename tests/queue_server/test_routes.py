@@ -128,6 +128,19 @@ def test_lease_is_extended_and_the_item_put_back_with_another_value(server: Runn
     assert server.refused("jobs", "release", **lease) == (409, "stale_token")
 
 
+def test_leased_items_are_reclaimed_without_their_tokens(server: Running) -> None:
+    server.post("jobs", "enqueue_many", items=[{"text": "a"}, {"text": "b"}])
+    first, _ = server.post("jobs", "dequeue", count=2)["items"]
+
+    assert server.refused("jobs", "reclaim", ids=[1, 9]) == (404, "unknown_item")
+    assert server.refused("jobs", "reclaim", ids=[]) == (422, "invalid")
+    assert [(item["id"], item["dead"]) for item in server.post("jobs", "reclaim", ids=[2, 1])["items"]] == [
+        (2, False),
+        (1, False),
+    ]
+    assert server.refused("jobs", "release", id=1, token=first["token"]) == (409, "stale_token")
+
+
 def test_dead_letters_are_buried_shown_and_kicked(server: Running) -> None:
     server.post("jobs", "enqueue_many", items=[{"text": str(number)} for number in range(3)])
     for item in server.post("jobs", "dequeue", count=3)["items"]:

@@ -46,7 +46,7 @@ from wal3_core.model.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Oper
 from wal3_core.model.compacting import NOT_COMPACTED, move_fence
 from wal3_core.model.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
 from wal3_core.model.strict_json import with_checksum
-from wal3_core.options import WriterOptions
+from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
-OPTIONS = WriterOptions(batch_records_max=2)
+OPTIONS = WriterOptions(batch_records_max=2, view=View.KEYED)
 # Each field with a value that it has not by default.
 POLICY = Policy(
     retention_s=0,
@@ -76,6 +76,7 @@ POLICY = Policy(
     compacted_fragment_bytes=2**20,
     receipt_retention_s=10**6,
     arrange_by_key=True,
+    view=View.KEYED,
 )
 NAMES = {Owner.WRITER: "writer-w", Owner.ROLLUP: "rollup", Owner.QUEUE: "queue"}
 # The records of keys from this offset on are the only ones of theirs.
@@ -84,8 +85,8 @@ LAST = 30
 
 
 def put(store: ObjectStore, log: str, name: str) -> None:
-    staged = Stager(store, log).stage(pa.table([[b"named"], [name.encode()]], schema=MESSAGE_SCHEMA))
-    install_staged(store, log, staged, once=Once(NAMES[Owner.WRITER], name))
+    staged = Stager(store, log, options=OPTIONS).stage(pa.table([[b"named"], [name.encode()]], schema=MESSAGE_SCHEMA))
+    install_staged(store, log, staged, once=Once(NAMES[Owner.WRITER], name), options=OPTIONS)
 
 
 def extension(owner: Owner, offset: int) -> Extension:
@@ -224,7 +225,7 @@ def updated(store: ObjectStore, thing: Thing) -> str:
 
 def append_more(store: ObjectStore, key: bytes) -> None:
     if manifest_of(store, "a").seal is None:
-        with LogWriter.open(store, "a") as writer:
+        with LogWriter.open(store, "a", options=OPTIONS) as writer:
             writer.append(b"more", key=key)
 
 

@@ -20,6 +20,7 @@ from wal3_core.errors import (
     NotDurableError,
     SealedError,
     UnknownDurabilityError,
+    ViewRequiredError,
 )
 from wal3_core.model.paths import CURSOR_FOLDER
 
@@ -132,6 +133,8 @@ def again(error: LogError) -> str:
     """Say what to do with records that are not in the log."""
     if isinstance(error, KeyRequiredError):
         return "give every record a key, or let the log be collected only: `wal3 policy LOG --cleanup collect`"
+    if isinstance(error, ViewRequiredError):
+        return "append them as that view does, or to another log"
     if not isinstance(error, SealedError):
         return "they can be appended again"
     if error.successor:

@@ -10,7 +10,7 @@ import click
 from wal3_core.cli.failures import Failure, InvalidFailure
 from wal3_core.cli.output import counted, print_json, quiet_pipe, time
 from wal3_core.cli.queue_input import leases_of
-from wal3_core.cli.queues import queue_argument, queues_options
+from wal3_core.cli.queues import queue_argument, queues_options, stored
 from wal3_core.cli.session import json_option, lines_option
 from wal3_core.cli.times import Duration, Time, Whole
 from wal3_core.errors import InvalidRequestError, LogError, StaleTokenError
@@ -156,6 +156,61 @@ def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_j
     done = _Done(queues, name, "buried")
     done.run([Bury(*lease) for lease in _leases(item, token)])
     done.show(as_json=as_json)
+
+
+@click.command("reclaim")
+@queue_argument()
+@click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True)
+@json_option
+@queues_options
+def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -> None:
+    """Put the leased items with these IDs of QUEUE back, due now, though their workers have them: all or none.
+
+    For items whose workers are gone: their tokens are refused from then on. Items that were handed out as often
+    as QUEUE allows go to the dead letters. Without --server, this fences the queue's broker (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue reclaim jobs 17 23
+    """
+    found = queues.reclaim(name, ids)
+    if as_json:
+        print_json({"queue": name, "items": found})
+        return
+    buried = [int(str(each["id"])) for each in found if each["dead"]]
+    click.echo(f"reclaimed {counted(len(found), 'item')} of {name}")
+    if buried:
+        click.echo(f"buried {counted(len(buried), 'item')} of them{_listed(buried)}")
+
+
+@click.command("repair")
+@queue_argument()
+@click.option(
+    "--without-damaged", is_flag=True, help="Let QUEUE go on, for good, without what damaged fragments of its log hold."
+)
+@json_option
+@queues_options
+def repair(queues: Queues, *, name: str, without_damaged: bool, as_json: bool) -> None:
+    """Set QUEUE's time back to the wall clock's, if it is ahead, as after a clock that was wrong by years.
+
+    All leases end then, and items that are due too late by the later time get other deadlines. Damaged fragments
+    of its log are better repaired from a copy first (`wal3 repair`). This fences the queue's broker
+    (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue repair jobs
+      wal3 queue repair jobs --without-damaged
+    """
+    found = stored(queues).repair(name, without_damaged=without_damaged)
+    if as_json:
+        print_json({"queue": name, **found})
+        return
+    retimed, damaged = int(str(found["retimed"])), int(str(found["damaged"]))
+    click.echo(f"repaired {name}: {counted(retimed, 'item')} with another time")
+    if damaged:
+        done = "goes on without them" if without_damaged else "lacks what they hold until they are repaired"
+        click.echo(f"{counted(damaged, 'damaged fragment')}: {name} {done}")
 
 
 @click.command("dead")

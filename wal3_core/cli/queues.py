@@ -103,6 +103,14 @@ class StoredQueues:
             else:
                 yield {"lease_until_us": answer} if isinstance(answer, int) else {}
 
+    def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
+        """Put leased items back without their tokens, all or none."""
+        return [asdict(each) for each in self._opened(name).reclaim(ids)]
+
+    def repair(self, name: str, *, without_damaged: bool) -> Json:
+        """Put a queue's time right, and, if that is said, let it go on without damaged fragments."""
+        return DelayQueue.repair(self._store, log_of(self._prefix, name), without_damaged=without_damaged).to_json()
+
     def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
         """Remove items for good; return their number. With ``dry_run``, count them, by reading alone."""
         if dry_run:
@@ -113,6 +121,14 @@ class StoredQueues:
 
 # What the commands work on. Items are JSON objects, as those of a server.
 Queues = StoredQueues | QueueClient
+
+
+def stored(queues: Queues) -> StoredQueues:
+    """Return the queues of the store; refuse those of a server."""
+    if not isinstance(queues, StoredQueues):
+        message = "--server: expected none, as this is done to the queue in its store: leave it out"
+        raise click.UsageError(message)
+    return queues
 
 
 @contextmanager

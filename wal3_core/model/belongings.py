@@ -219,9 +219,10 @@ def take_manifest(
 ) -> Manifest:
     """Return the manifest of a log that goes on from another one, before its pointers are written.
 
-    It is keyed as the policy says that it takes along.
+    It takes appends as the policy says that it takes along.
     """
-    keyed = policy is not None and policy.has_passes
     if operation is Operation.MIGRATE:
-        return replace(Manifest.successor(source, log_id=log_id, writer=writer), keyed=keyed)
-    return replace(source, log_id=log_id, seal=None, announced=None, destroying=False, compacting=None, keyed=keyed)
+        made = Manifest.successor(source, log_id=log_id, writer=writer)
+    else:
+        made = replace(source, log_id=log_id, seal=None, announced=None, destroying=False, compacting=None)
+    return replace(made, keyed=policy is not None and policy.has_passes, view=None if policy is None else policy.view)

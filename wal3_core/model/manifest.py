@@ -15,7 +15,16 @@ from wal3_core.model import strict_json
 from wal3_core.model.compacting import NOT_COMPACTED, Compaction, CompactionAnnouncement
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
-from wal3_core.model.manifest_parts import BEING_DESTROYED, EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.manifest_parts import (
+    BEING_DESTROYED,
+    EPOCHS_MAX,
+    Announcement,
+    Boundary,
+    Durability,
+    Epoch,
+    Seal,
+    view_of,
+)
 from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText, pointer_texts
 from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wal3_core.model.strict_json import JsonObject
+    from wal3_core.options import View
 
 P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
@@ -49,7 +59,7 @@ class Manifest:
     ``setsum`` covers every record ever appended, ``pruned`` the pruned ones; ``first`` and
     ``next`` bound the records held; ``num_bytes`` and ``num_records`` count them. ``fence`` grows before
     unreferenced uploads are deleted; ``generation`` grows with every write. A ``keyed`` log takes no append without
-    a key.
+    a key, and one of a ``view`` none of another.
     """
 
     log_id: LogId
@@ -72,6 +82,7 @@ class Manifest:
     compaction: Compaction = NOT_COMPACTED
     compacting: CompactionAnnouncement | None = None
     keyed: bool = False
+    view: View | None = None
 
     @classmethod
     def initial(cls, *, log_id: LogId, writer: str, timestamp_us: int) -> Manifest:
@@ -124,6 +135,10 @@ class Manifest:
     def last_epoch(self) -> int:
         """Number of the newest epoch, 0 before the first."""
         return self.epochs[-1].epoch if self.epochs else 0
+
+    def is_of(self, view: View | None) -> bool:
+        """Whether it takes appends of a view, or of none."""
+        return self.view in {None, view}
 
     def durability(self, epoch: int, token: str, seq_no: FragmentSeqNo) -> Durability:
         """Return whether fragment ``seq_no`` of an epoch is durable, from the table of epochs alone."""
@@ -282,6 +297,7 @@ class Manifest:
             compaction=Compaction.of(fields),
             compacting=CompactionAnnouncement.of(fields),
             keyed=fields.is_set("keyed"),
+            view=view_of(fields),
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
         )
@@ -327,6 +343,7 @@ def _states(manifest: Manifest) -> JsonObject:
         **({"destroying": True} if manifest.destroying else {}),
         **({} if manifest.announced is None else {"collecting": manifest.announced.to_json()}),
         **({"keyed": True} if manifest.keyed else {}),
+        **({} if manifest.view is None else {"view": manifest.view.value}),
         **({} if manifest.compaction == NOT_COMPACTED else {"compaction": manifest.compaction.to_json()}),
         **({} if manifest.compacting is None else {"compacting": manifest.compacting.to_json()}),
     }

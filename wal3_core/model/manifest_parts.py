@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_garbage_path, check_token
 from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.options import View
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
@@ -132,3 +134,12 @@ class Durability(StrEnum):
     DURABLE = "durable"
     NOT_DURABLE = "not durable"
     UNKNOWN = "unknown"
+
+
+def view_of(fields: Fields) -> View | None:
+    """Read which view a document gives its log to; None when it leaves it out."""
+    found = fields.string("view") if fields.has("view") else None
+    if found is not None and found not in {*View}:
+        message = f"{fields.what}: field view: expected one of {', '.join(View)}, found {ascii(found)[:80]}"
+        raise CorruptError(message)
+    return None if found is None else View(found)

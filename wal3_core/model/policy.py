@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import flag, integer, make_plain, optional, text, wrong
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
+from wal3_core.model.manifest_parts import view_of
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.snapshot import check_format_version
-from wal3_core.options import FRAGMENT_BYTES_MAX, MIB
+from wal3_core.options import FRAGMENT_BYTES_MAX, MIB, View, a_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +83,7 @@ class Policy:
     With ``arrange_by_key`` compactions write fragments in which the records of each key lie together. The passes over a
     log that is only collected do that alone, and drop nothing; ``delete_retention_s`` and
     ``receipt_retention_s`` then have no use.
+    A log with a ``view`` takes appends of that view alone; None: of all.
     ``log_id`` and ``writer`` are set when it is written.
     """
 
@@ -100,11 +102,12 @@ class Policy:
     compacted_fragment_bytes: int | None = None
     receipt_retention_s: int | None = None
     arrange_by_key: bool = False
+    view: View | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
         make_plain(self, log_id=text, generation=integer, writer=text, without_cursors=flag, cleanup=_cleanup)
-        make_plain(self, arrange_by_key=flag)
+        make_plain(self, arrange_by_key=flag, view=optional(a_view))
         make_plain(self, **dict.fromkeys(_RANGES, optional(integer)))
 
     @property
@@ -176,6 +179,7 @@ class Policy:
         """Encode as checksummed JSON."""
         cleanup: JsonObject = {} if self.cleanup is Cleanup.COLLECT else {"cleanup": self.cleanup.value}
         arranged: JsonObject = {"arrange_by_key": True} if self.arrange_by_key else {}
+        view: JsonObject = {} if self.view is None else {"view": self.view.value}
         values: JsonObject = {name: value for name in _RANGES if (value := getattr(self, name)) is not None}
         return strict_json.dump_checksummed(
             {
@@ -187,6 +191,7 @@ class Policy:
                 **values,
                 **cleanup,
                 **arranged,
+                **view,
             }
         )
 
@@ -202,6 +207,7 @@ class Policy:
             without_cursors=fields.flag("without_cursors"),
             arrange_by_key=fields.is_set("arrange_by_key"),
             cleanup=_cleanup_of(fields),
+            view=view_of(fields),
             **{name: fields.integer(name) for name in _RANGES if fields.has(name)},
         )
         fields.finish()

@@ -169,6 +169,11 @@ class QueueClient:
                 if not isinstance(error, StaleTokenError):
                     return
 
+    def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
+        """Put leased items back without their tokens, all or none."""
+        found: list[Json] = self._call("POST", f"{_path(name)}/reclaim", {"ids": list(ids)})["items"]
+        return found
+
     def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
         """Remove items for good; return their number. With ``dry_run``, only count them."""
         body: Json = {"pending": pending, "leased": leased, "dead": dead}

@@ -24,6 +24,7 @@ from wal3_core.views.queue import (
     NewItem,
     Purge,
     QueueDefinition,
+    Reclaim,
     Release,
     Requeue,
 )
@@ -263,6 +264,16 @@ class ExtendBody(LeaseBody):
     def operation(self) -> Extend:
         """Make the operation."""
         return Extend(self.id, self.token, self.lease_s)
+
+
+class ReclaimBody(_Body):
+    """Leased items to put back, all or none, without their tokens."""
+
+    ids: Annotated[list[int], Field(min_length=1), FailFast()]
+
+    def operation(self) -> Reclaim:
+        """Make the operation."""
+        return Reclaim(tuple(self.ids))
 
 
 class KickBody(_Body):

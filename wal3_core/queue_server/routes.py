@@ -22,6 +22,7 @@ from wal3_core.queue_server.request_models import (
     LeaseBody,
     LeasesBody,
     PurgeBody,
+    ReclaimBody,
     RequeueBody,
 )
 from wal3_core.queue_server.service import QueueService
@@ -175,6 +176,13 @@ async def requeue(service: Service, queue: str, body: RequeueBody) -> JSONRespon
 async def extend(service: Service, queue: str, body: ExtendBody) -> JSONResponse:
     """Let a lease end later, or sooner."""
     return JSONResponse({"lease_until_us": await service.run(queue, body.operation())})
+
+
+@router.post("/{queue}/reclaim", response_model=answers.EnqueuedItems)
+async def reclaim(service: Service, queue: str, body: ReclaimBody) -> JSONResponse:
+    """Put leased items back without their tokens, all or none: for an operator whose worker is gone."""
+    _check_batch(service, "ids", len(body.ids))
+    return JSONResponse({"items": list(map(_enqueued_json, await service.run(queue, body.operation())))})
 
 
 # ---------------------------------------------------------------------- dead letters

@@ -156,6 +156,8 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.announced.garbage}"
     if manifest.keyed:
         yield "keyed", "takes only records with keys, since its policy compacts it"
+    if manifest.view is not None:
+        yield "view", f"takes appends of the view {manifest.view} alone"
     yield from _compaction_facts(manifest)
     if manifest.destroying:
         yield "destroying", "announced: cannot be pinned or copied until that is taken back (wal3 destroy LOG --undo)"
@@ -234,6 +236,7 @@ def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[st
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
         "destroying": manifest.destroying,
         "keyed": manifest.keyed,
+        "view": manifest.view,
         "collecting": None if manifest.announced is None else manifest.announced.to_json(),
         "compaction": manifest.compaction.to_json() if manifest.compaction.passes else None,
         "compacting": None if manifest.compacting is None else manifest.compacting.to_json(),

@@ -23,12 +23,14 @@ from wal3_core.model.policy import (
     Cleanup,
     Policy,
 )
-from wal3_core.options import FRAGMENT_BYTES_MAX
+from wal3_core.options import FRAGMENT_BYTES_MAX, View
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.views.queue import is_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from wal3_core.storage.object_store import ObjectStore
 
     Decorator = Callable[[Callable[..., None]], Callable[..., None]]
     Values = dict[str, int | str | None]
@@ -134,6 +136,12 @@ def _flag_of(name: str) -> str:
     help="Whether key compaction lets the records of each key lie together, so that a key is read without the others."
     " With cleanup collect, that is all it does, and it drops nothing. Appends without a key are refused.",
 )
+@_value(
+    "view",
+    click.Choice([each.value for each in View]),
+    "Take appends of this view alone: others, as those of `wal3 append`, are refused.",
+    "Take appends of all: the default.",
+)
 @json_option
 @pass_session
 def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str | bool | None) -> None:
@@ -154,17 +162,13 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
       wal3 policy users --cleanup compact --delete-retention 7d
       wal3 policy users --cleanup collect --no-delete-retention
       wal3 policy carts --arrange-by-key --min-dirty-percent 10
+      wal3 policy queues/mail --view queue
     """
     changes = _changes(asked)
     store = session.store()
     LogReader.open(store, log)
     policies = PolicyStore(store, log)
-    if changes.get("cleanup") in _COLLECTING and is_queue(store, log):
-        message = (
-            f"log {log}: expected cleanup compact, as it is a delay queue, found {changes['cleanup']}: collections"
-            f" would remove items that are pending"
-        )
-        raise InvalidFailure(message)
+    _check_queue(store, log, changes)
     try:
         found = policies.change(lambda before: replace(before, **changes)) if changes else policies.load()
     except InvalidRequestError as error:
@@ -177,6 +181,20 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
         print_json(policy_json(log, found))
     else:
         click.echo(plain(describe_policy(log, found)))
+
+
+def _check_queue(store: ObjectStore, log: str, changes: Mapping[str, Any]) -> None:
+    """Refuse what would stop a queue, or take its items."""
+    cleanup, view = changes.get("cleanup"), changes.get("view")
+    if (cleanup not in _COLLECTING and view in {None, View.QUEUE}) or not is_queue(store, log):
+        return
+    message = f"log {log}: expected view queue, or none, as it is a delay queue, found {view}"
+    if cleanup in _COLLECTING:
+        message = (
+            f"log {log}: expected cleanup compact, as it is a delay queue, found {cleanup}: collections"
+            f" would remove items that are pending"
+        )
+    raise InvalidFailure(message)
 
 
 def policy_json(log: str, found: Policy) -> dict[str, object]:
@@ -195,6 +213,7 @@ def policy_json(log: str, found: Policy) -> dict[str, object]:
         "compacted_fragment_bytes": found.compacted_fragment_bytes,
         "receipt_retention_s": found.receipt_retention_s,
         "arrange_by_key": found.arrange_by_key,
+        "view": found.view,
         "writer": found.writer,
         "generation": found.generation,
     }
@@ -207,6 +226,8 @@ def describe_policy(log: str, found: Policy) -> str:
         parts.append(f"appends are refused beyond {count(found.unprocessed_max)} unprocessed records")
     if found.has_passes:
         parts += _compacted(found)
+    if found.view is not None:
+        parts.append(f"takes appends of the view {found.view} alone")
     return f"{log}: {'; '.join(parts)}"
 
 

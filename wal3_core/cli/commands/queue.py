@@ -12,7 +12,7 @@ from wal3_core.cli.asking import confirm
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, report, size, time
 from wal3_core.cli.queue_input import Enqueuing
-from wal3_core.cli.queue_letters import bury, dead, extend, kick, release, requeue
+from wal3_core.cli.queue_letters import bury, dead, extend, kick, reclaim, release, repair, requeue
 from wal3_core.cli.queues import prefix_option, queue_argument, queues_options
 from wal3_core.cli.session import Commands, Session, json_option, lines_option, pass_session
 from wal3_core.cli.tables import show_table
@@ -54,7 +54,7 @@ def queue() -> None:
     """
 
 
-for _command in (release, requeue, extend, bury, dead, kick):
+for _command in (release, requeue, extend, bury, reclaim, dead, kick, repair):
     queue.add_command(_command)
 
 
@@ -229,6 +229,12 @@ def _show_stats(found: Mapping[str, Json]) -> None:
         for name, each in found.items()
     ]
     show_table(_COLUMNS, rows, numbers=_COLUMNS[1:6])
+    for name, each in found.items():
+        if strays := each.get("strays"):
+            at = each.get("stray_offset")
+            click.echo(f"{name}: {count(int(str(strays)))} records of others in its log, the newest at offset {at}")
+        if damaged := each.get("damaged"):
+            click.echo(f"{name}: {counted(int(str(damaged)), 'damaged fragment')} of its log left out")
 
 
 def _number(fields: Json, name: str) -> int:

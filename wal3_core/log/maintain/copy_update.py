@@ -282,7 +282,7 @@ class _Updating:
         )
         for group in groups(uploaded):
             until_s = self._runtime.monotonic_s() + self._timeout_s
-            match self._committer.commit(base, term, group, until_s):
+            match self._committer.commit(base, term, group, until_s, copies=True):
                 case Committed(base):
                     self._appended += group
                     self._num_records += sum(pointer.num_records for pointer in group)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from wal3_core.errors import LogError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from concurrent.futures import Future
+    from types import TracebackType
 
     from wal3_core.log.read.following import Following
     from wal3_core.model.record import Record
@@ -111,6 +112,36 @@ async def in_thread(following: Following) -> AsyncGenerator[Record, None]:
                 yield record
     finally:
         calls.close()
+
+
+class Closing:
+    """An object that the end of a ``with`` or an ``async with`` closes."""
+
+    _async: Calls
+
+    def close(self) -> None:
+        """End what the object does."""
+        raise NotImplementedError
+
+    async def close_async(self) -> None:
+        """Await ``close``."""
+        await self._async.made(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
 
 class _HasCalls(Protocol):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.manifest_parts import Epoch
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
-    from wal3_core.options import WriterOptions
+    from wal3_core.options import View, WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import InstallOutcome, ManifestStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -135,14 +135,16 @@ class Committer:
         until_s: float,
         *,
         keyless: bool = False,
+        copies: bool = False,
     ) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``.
 
-        ``keyless``: one of their records has no key, so a keyed log does not take them.
+        ``keyless``: one of their records has no key, so a keyed log does not take them. What ``copies`` is of the log's
+        view, whichever that is.
         """
-        ambiguous = False
+        ambiguous, view = False, base.manifest.view if copies else self._options.view
         for rebases in range(self._options.rebases_max):
-            verdict = judge(base.manifest, term, fragments, keyless=keyless)
+            verdict = judge(base.manifest, term, fragments, keyless=keyless, view=view)
             if verdict is not None:
                 return self._final(verdict, base, fragments[0], ambiguous=ambiguous)
             if rebases:
@@ -152,7 +154,7 @@ class Committer:
                 return result
             # Without a pause, in which the manifest just loaded would become outdated.
             base, ambiguous = result.base, ambiguous or result.ambiguous
-        last = judge(base.manifest, term, fragments, keyless=keyless)
+        last = judge(base.manifest, term, fragments, keyless=keyless, view=view)
         if last is not None:
             return self._final(last, base, fragments[0], ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
@@ -256,7 +258,12 @@ def hopeless(found: BaseException | None) -> bool:
 
 
 def judge(
-    manifest: Manifest, term: WriterTerm, fragments: Sequence[FragmentPointer], *, keyless: bool = False
+    manifest: Manifest,
+    term: WriterTerm,
+    fragments: Sequence[FragmentPointer],
+    *,
+    keyless: bool = False,
+    view: View | None = None,
 ) -> Durability | Displacement | None:
     """Say what a manifest means for fragments that wait for their commit.
 
@@ -275,9 +282,10 @@ def judge(
     if manifest.fence != term.fence:
         cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
         return Displacement(cause, contended=False)
+    refused = "" if manifest.is_of(view) else f"the log takes appends of the view {manifest.view} alone"
     if manifest.keyed and keyless:
-        return Displacement("a record in the same commit has no key, and the log is keyed", contended=False)
-    return None
+        refused = "a record in the same commit has no key, and the log is keyed"
+    return Displacement(refused, contended=False) if refused else None
 
 
 def searched(manifest: Manifest, ours: FragmentPointer, load: Callable[[SnapshotPointer], Snapshot]) -> Durability:

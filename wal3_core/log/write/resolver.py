@@ -22,10 +22,12 @@ from wal3_core.errors import (
     NotDurableError,
     SealedError,
     UnknownDurabilityError,
+    ViewRequiredError,
 )
 from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined, hopeless
 from wal3_core.log.write.halt import Halt, UndeterminedCommit
 from wal3_core.log.write.outcomes import Outcomes
+from wal3_core.log.write.staging import view_required
 from wal3_core.log.write.turns import Turns
 from wal3_core.storage.retry import delivery_s_of
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
 
-# An append without a key is refused by a manifest that was the newest one so long before it, or later.
+# An append without a key, or of another view, is refused by a manifest that was the newest so long before it, or later.
 _KEYED_KNOWN_S = 1.0
 # Of thousands of appends at a time.
 _ACCEPTED_S = attrgetter("accepted_s")
@@ -104,10 +106,10 @@ class AppendResolver:
         base = self._tail.base
         return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
 
-    def refusal_of(self, entry: Entry) -> KeyRequiredError | None:
+    def refusal_of(self, entry: Entry) -> KeyRequiredError | ViewRequiredError | None:
         """Return why the log does not take an append that was just made; None when it does, or may by now."""
-        entry.doubted = self._tail.keyed and entry.keyless
-        return self._key_required(entry) if entry.doubted and self._knows_keyed(entry) else None
+        entry.doubted = self._tail.refuses(entry)
+        return self._refusal_of(entry) if entry.doubted and self._knows_keyed(entry) else None
 
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
@@ -117,15 +119,15 @@ class AppendResolver:
         """Fail appends at the head of the queue that the log does not take; whether there were any.
 
         Those that certainly cannot land at their offset, by a manifest that was the newest after the append was
-        accepted; and those without a key, if the log is keyed by a manifest that is as new. Decided only while
-        nothing is in flight: an ordered writer that halts there has the outcomes of all appends before.
+        accepted; and those without a key or of another view, by one that is as new.
+        Decided only while nothing is in flight: an ordered writer that halts has the outcomes of all appends before.
         """
         before = len(self._queue)
-        while self._head_is_keyless() and not self._flights and self._knows_keyed(self._queue.oldest):
+        while self._head_is_refused() and not self._flights and self._knows_keyed(self._queue.oldest):
             entry = self._queue.pop()
             # As if it had been refused at once, a doubted one counts as not submitted.
             refuse = self.outcomes.give_up if entry.doubted else self._fail
-            refuse([entry], self._key_required(entry), None)
+            refuse([entry], self._refusal_of(entry), None)
         while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
             entry = self._queue.pop()
             message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
@@ -141,15 +143,15 @@ class AppendResolver:
         return self._head_needs_manifest() or (self.turns.waits(idle=True) and self.turns.may_look())
 
     def _head_needs_manifest(self) -> bool:
-        return self._tail.base is None or self._head_is_keyless() or self._head_is_unmet()
+        return self._tail.base is None or self._head_is_refused() or self._head_is_unmet()
 
-    def _head_is_keyless(self) -> bool:
+    def _head_is_refused(self) -> bool:
         if not self._queue or self._tail.base is None or self.halt.failure is not None:
             return False
-        return self._tail.keyed and self._queue.oldest.keyless
+        return self._tail.refuses(self._queue.oldest)
 
     def _knows_keyed(self, entry: Entry) -> bool:
-        """Whether it is known that the log was keyed when an append was made, or just before."""
+        """Whether it is known that the log took no such append when it was made, or just before."""
         return self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S
 
     def _head_is_unmet(self) -> bool:
@@ -302,7 +304,9 @@ class AppendResolver:
         message = f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}"
         return SealedError(message, successor=seal.successor or "")
 
-    def _key_required(self, entry: Entry) -> KeyRequiredError:
+    def _refusal_of(self, entry: Entry) -> KeyRequiredError | ViewRequiredError:
+        if self._tail.other_view is not None:
+            return view_required(self._url, self._tail.other_view, self._options.view)
         columns = entry.columns
         record = f"record {columns.first_without_key} of {columns.num_records}"
         found = "expected a key, found none: the log is keyed, since its policy compacts it"

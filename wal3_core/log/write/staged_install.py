@@ -41,6 +41,7 @@ from wal3_core.log.write.staging import (
     StagedFragment,
     key_required,
     place_records,
+    view_required,
     write_fragment,
 )
 from wal3_core.log.write.stats import Meter
@@ -257,6 +258,8 @@ class _Installing:
     def _check_takes(self, base: Installed, *, keyless: bool) -> None:
         if base.manifest.seal is not None:
             raise self._sealed(base)
+        if not base.manifest.is_of(self._options.view):
+            raise view_required(self._manifests.url, base.manifest.view, self._options.view)
         if base.manifest.keyed and keyless:
             raise key_required(self._manifests.url)
 

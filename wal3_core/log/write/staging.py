@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wal3_core.arguments import checked, instance_of
-from wal3_core.errors import InvalidRequestError, KeyRequiredError
+from wal3_core.errors import InvalidRequestError, KeyRequiredError, ViewRequiredError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.parquet.encoding import encode_table
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.options import WriterOptions
+from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime, wall_us
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -77,6 +77,8 @@ class Stager:
         inside = patient(log_store(store, log), self._runtime, self._options.retry)
         self._manifests = ManifestStore(inside, self._runtime, self._options.retry, log_id=log_id)
         manifest = self._manifests.load().manifest
+        if not manifest.is_of(self._options.view):
+            raise view_required(self._manifests.url, manifest.view, self._options.view)
         self._keyed, self._fence, self._log_id = manifest.keyed, manifest.fence, manifest.log_id
         self._place = manifest.next
         self._log_end = manifest.next.position.offset
@@ -188,6 +190,15 @@ def write_fragment(
 def after(pointer: FragmentPointer) -> Boundary:
     """Return the place behind a fragment."""
     return Boundary(FragmentSeqNo(pointer.seq_no + 1), pointer.limit)
+
+
+def view_required(url: str, owner: View | None, found: View | None) -> ViewRequiredError:
+    """Return the error of a log that takes appends of one view alone."""
+    message = (
+        f"log {url}: expected an append of the view {owner}, found one of {found or 'none'}: the policy says whose the"
+        f" log is: append as that view does, to another log, or change the policy (`wal3 policy LOG --no-view`)"
+    )
+    return ViewRequiredError(message)
 
 
 def key_required(url: str) -> KeyRequiredError:

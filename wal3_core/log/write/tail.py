@@ -13,7 +13,9 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.log_clock import LogClock
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.manifest_parts import Seal
+    from wal3_core.options import View
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 class Tail:
     """The manifest that a writer builds on, its writer term, and its next place. Guarded by its owner's lock."""
 
-    def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock) -> None:
+    def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock, view: View | None = None) -> None:
+        self._view = view
         self._runtime = runtime
         self._clock = clock
         # Its tokens begin with these digits: by them, writers that take turns know each other.
@@ -32,6 +35,8 @@ class Tail:
         self.next_offset: int | None = None
         # Whether that manifest took only records with keys.
         self.keyed = False
+        # The view that this manifest belongs to, unless it is the writer's own.
+        self.other_view: View | None = None
         # ``base`` was the newest manifest at some time at or after this.
         self.seen_s = -math.inf
         self._incarnation: WriterTerm | None = None
@@ -53,8 +58,16 @@ class Tail:
 
     def go_on(self, base: Installed, seen_s: float) -> None:
         """Adopt the manifest of this writer's own commit; places that were given out stay."""
-        self.base, self.seen_s, self.next_offset = base, seen_s, base.manifest.next.position.offset
-        self.keyed = base.manifest.keyed
+        self.base, self.seen_s = base, seen_s
+        self._take_terms(base.manifest)
+
+    def _take_terms(self, manifest: Manifest) -> None:
+        self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
+        self.other_view = None if manifest.is_of(self._view) else manifest.view
+
+    def refuses(self, entry: Entry) -> bool:
+        """Whether that manifest takes no such append."""
+        return self.other_view is not None or (self.keyed and entry.keyless)
 
     def confirm(self, base: Installed, seen_s: float) -> None:
         """Adopt a manifest while nothing is in flight: the next place is where it ends."""
@@ -69,7 +82,7 @@ class Tail:
         token = self.tag + self._runtime.token()[TAG_DIGITS:]
         entry = Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
-        self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
+        self._take_terms(manifest)
         self._incarnation = WriterTerm(entry, manifest.fence)
 
     def place(self, entries: list[Entry]) -> InFlightFragment:

@@ -8,14 +8,14 @@ Where an append is, and what moves it on:
 | accepted | inbox | overloaded | its caller gave up waiting for room |
 | queued | queue (``BatchQueue``) | in flight | ``_may_cut``: its batch is due, and may be uploaded |
 | queued | queue | condition not met | it is first, nothing is in flight, and the log ends elsewhere |
-| queued | queue | key required | it is first, nothing is in flight, the log is keyed, and a record has no key |
+| queued | queue | refused | it is first, nothing is in flight, and the log takes none without a key, or of its view |
 | in flight, uploading | flights | in flight, uploaded | the PUT of its fragment was answered |
 | in flight, uploading | flights | queued, or not durable | the PUT failed; an append with time left is queued again |
 | in flight, uploaded | flights | committing | it is at the head of the flights and no commit is under way |
 | committing | flights | durable | ``Committed``, and it is marked or need not be |
 | committing | flights | unmarked | ``Committed``, and its mark has no outcome yet |
 | unmarked | ``Marking`` | durable, or failed as unmarked | its mark has an outcome |
-| committing | flights | queued, or contended | ``Displaced``: another writer took its place, or the log became keyed |
+| committing | flights | queued, or contended | ``Displaced``: another writer took its place, or it is refused now |
 | committing | flights | sealed | ``SealedOut`` |
 | committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
 | committing | flights | unknown | ``Undetermined``: a CAS has no answer |
@@ -110,7 +110,7 @@ class WriteLoop:
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
-        self._tail = Tail(base, runtime, self._clock)
+        self._tail = Tail(base, runtime, self._clock, options.view)
         self.marking = Marking(marks, log, manifests, runtime, options, self.drive_on)
         underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)

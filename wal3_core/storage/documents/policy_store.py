@@ -1,7 +1,8 @@
 """A log's policy on storage: one document, swapped by CAS.
 
 A change writes the policy first and reads the manifest afterwards: an announced collection may have used the
-earlier policy, and is withdrawn (INV-14). The manifest is ``keyed`` while the policy has passes go over the log.
+earlier policy, and is withdrawn (INV-14). The manifest is ``keyed`` while the policy has passes go over the log, and
+has the policy's ``view``.
 Source: docs/protocol.md, "Policies".
 """
 
@@ -81,7 +82,7 @@ class PolicyStore:
         """Apply ``change`` to the current policy; InvalidRequestError for a policy that is not valid.
 
         Everything that the log holds when this returns is collected by the new policy, or not at all. If
-        compactions go over the log, an append that begins after this has to have a key.
+        compactions go over the log, an append that begins after this has to have a key; if it has a view, to be its.
         LogReplacedError when the name now leads to another log.
         """
         for _ in range(_TRIES_MAX):
@@ -128,22 +129,23 @@ class PolicyStore:
         self._manifests.change(base, withdrawn)
 
     def align_keyed(self) -> None:
-        """Make the manifest ``keyed`` as the policy says: the process that changed the policy may have died."""
+        """Make the manifest take appends as the policy says: the process that changed the policy may have died."""
         self._set_keyed(self.load(), self._manifests.load())
 
     def _set_keyed(self, policy: Policy, base: Installed) -> None:
-        """Set or remove the manifest's ``keyed``, until it agrees with a policy that was read after the last change.
+        """Make the manifest take appends as a policy says that was read after the last change.
 
         Another process may have changed the policy meanwhile, and have found the manifest as that policy wants it.
         """
         for _ in range(_TRIES_MAX):
-            if base.manifest.keyed == policy.has_passes:
+            if _aligned(base.manifest, policy) is None:
                 return
-            self._manifests.change(base, partial(_keyed, wanted=policy.has_passes))
+            self._manifests.change(base, partial(_aligned, policy=policy))
             policy, base = self.load(), self._manifests.load()
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
 
-def _keyed(manifest: Manifest, *, wanted: bool) -> Manifest | None:
-    return None if manifest.keyed == wanted else replace(manifest, keyed=wanted)
+def _aligned(manifest: Manifest, policy: Policy) -> Manifest | None:
+    wanted = replace(manifest, keyed=policy.has_passes, view=policy.view)
+    return None if wanted == manifest else wanted

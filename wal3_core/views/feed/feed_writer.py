@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.log.read.following_async import Calls
+from wal3_core.log.read.following_async import Calls, Closing
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
+from wal3_core.options import View, WriterOptions, of_view
 from wal3_core.views.feed.encoding import packed
 from wal3_core.views.feed.feed_start import a_time
 from wal3_core.views.feed.messages import token_of
@@ -18,16 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
     from datetime import datetime
-    from types import TracebackType
 
     from wal3_core.log.write.stats import WriterStats
     from wal3_core.model.position import AtTime
-    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
 
-class FeedWriter:
+class FeedWriter(Closing):
     """Publishes messages to a log. Safe to share between threads; close it, or use it as a context manager.
 
     It writes through a ``LogWriter``, and its options are those of one: messages wait in memory until
@@ -44,14 +43,14 @@ class FeedWriter:
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log for publishing: one GET. LogNotFoundError when it was never initialized."""
-        return cls(LogWriter.open(store, log, options=options, runtime=runtime))
+        return cls(LogWriter.open(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @classmethod
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log for publishing, creating it first when it does not exist."""
-        return cls(LogWriter.open_or_initialize(store, log, options=options, runtime=runtime))
+        return cls(LogWriter.open_or_initialize(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @checked(topic=check_topic, timestamp=optional(a_time), timeout_s=optional(seconds))
     def publish(
@@ -113,14 +112,6 @@ class FeedWriter:
         """Accept no more messages, and block until those published have their outcome."""
         self._writer.close()
         self._async.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _packed(message: object, timestamp: int | AtTime | datetime | None) -> bytes:

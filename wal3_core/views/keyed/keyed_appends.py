@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, overload
 from weakref import WeakSet
 
 from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, several, wrong
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
-from wal3_core.log.read.following_async import Calls, awaited
+from wal3_core.log.read.following_async import Calls, Closing
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
+from wal3_core.options import View, of_view
 from wal3_core.runtime import Outcome
 from wal3_core.views.keyed.conditional import ConditionalAppend, unanswered
 from wal3_core.views.keyed.key_reader import KeyReader
@@ -20,7 +21,6 @@ from wal3_core.views.keyed.key_tails import KeyTails
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
-    from types import TracebackType
 
     from wal3_core.arguments import Check
     from wal3_core.model.position import LogPosition
@@ -33,7 +33,7 @@ _CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
 
-class KeyedAppends:
+class KeyedAppends(Closing):
     """The appends of a keyed log, by a writer that the first one opens."""
 
     def __init__(self, store: ObjectStore, log: str, *, options: KeyedOptions, runtime: Runtime) -> None:
@@ -194,25 +194,6 @@ class KeyedAppends:
         self._async.close()
         self._submitting.close()
 
-    close_async = awaited(close)
-    """Await ``close``."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _opened_by(self, until_s: float) -> LogWriter:
         """Return the writer; UnavailableError if it is not open by then, and goes on being opened."""
         self._runtime.check_process()
@@ -251,7 +232,9 @@ class KeyedAppends:
             raise ClosedError(message)
         if writer is not None:
             return writer
-        opened = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
+        opened = LogWriter.open(
+            self._store, self._log, options=of_view(self._options.writer, View.KEYED), runtime=self._runtime
+        )
         # LogReplacedError if the writer has opened another log than the one that is read.
         self._keys.manifest()
         with self._lock:

@@ -2,7 +2,7 @@
 
 from wal3_core.views.queue.definition import QueueDefinition
 from wal3_core.views.queue.delay_queue import DelayQueue
-from wal3_core.views.queue.items import Enqueued, ItemState, ItemStats, Leased, NewItem, Peeked, QueueStats
+from wal3_core.views.queue.items import Enqueued, ItemState, ItemStats, Leased, NewItem, Peeked, QueueRepair, QueueStats
 from wal3_core.views.queue.operations import (
     Bury,
     Define,
@@ -13,8 +13,10 @@ from wal3_core.views.queue.operations import (
     Kick,
     Operation,
     Purge,
+    Reclaim,
     Release,
     Requeue,
+    Retime,
 )
 from wal3_core.views.queue.queue_options import QueueOptions
 from wal3_core.views.queue.queue_reading import (
@@ -45,9 +47,12 @@ __all__ = [
     "Purge",
     "QueueDefinition",
     "QueueOptions",
+    "QueueRepair",
     "QueueStats",
+    "Reclaim",
     "Release",
     "Requeue",
+    "Retime",
     "is_queue",
     "read_queue_dead",
     "read_queue_definition",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wal3_core.views.queue.operations import Bury, Define, Enqueue, Extend, GiveBack, Kick, Release, Requeue
+from wal3_core.views.queue.operations import Bury, Define, Enqueue, Extend, GiveBack, Kick, Reclaim, Release, Requeue
 from wal3_core.views.queue.waiting import Look
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
     GiveBack: lambda state, wanted, turn: state.give_back(wanted.leases, turn),
     Requeue: lambda state, wanted, turn: state.requeue(wanted, turn),
     Extend: lambda state, wanted, turn: state.extend(wanted.id, wanted.token, wanted.lease_s, turn),
+    Reclaim: lambda state, wanted, turn: state.reclaim(wanted.ids, turn),
     Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
     Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
     Define: lambda state, wanted, turn: state.define(wanted.definition, turn),

@@ -1,7 +1,8 @@
 """The broker of a queue: one thread that takes what callers ask for, appends one fragment, and answers.
 
 Another broker is fenced by the log: each append is made on the condition that the log ends where this broker's last one
-ended, and a new broker begins with an append of its own. Source: docs/protocol.md, "Delay queue".
+ended, and a new broker begins with an append of its own. When the log goes on with records of others, a broker that
+still has the queue passes them, and does its turn again. Source: docs/protocol.md, "Delay queue".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from wal3_core.errors import (
     FencedError,
     LogError,
     LogReplacedError,
+    SealedError,
 )
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
@@ -32,12 +34,12 @@ from wal3_core.views.queue.clock import QueueClock
 from wal3_core.views.queue.creating import keep_uncollected
 from wal3_core.views.queue.definition import MS_PER_S
 from wal3_core.views.queue.loading import CURSOR, QueueLoader
-from wal3_core.views.queue.operations import Dequeue, Purge
+from wal3_core.views.queue.operations import Dequeue, Purge, Retime
 from wal3_core.views.queue.queue_state import Turn
 from wal3_core.views.queue.taken import Taken, fenced
 from wal3_core.views.queue.taking import take, take_again
 from wal3_core.views.queue.values import Values
-from wal3_core.views.queue.waiting import Call, Inbox, Line
+from wal3_core.views.queue.waiting import Call, Inbox, Line, Look
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from wal3_core.views.queue.loading import LoadedQueue
     from wal3_core.views.queue.operations import GiveBack
     from wal3_core.views.queue.queue_options import QueueOptions
+    from wal3_core.views.queue.queue_state import QueueState
 
 # What one turn takes: it becomes one fragment.
 _TURN_RECORDS = 20_000
@@ -54,25 +57,37 @@ _TURN_BYTES = 8 * 2**20
 _VALUE_READERS = 4
 # How long the broker sleeps at most while callers wait: the wall clock may be put forward.
 _NAP_S_MAX = 1.0
+# A time that is so far ahead of the log's is reported: it is more than clocks and slow requests explain.
+_AHEAD_MS = 600_000
 _PREFETCH_EVERY_S = 0.2
 # Between two looks at a checkpoint that is encoded, and between two tries to load the queue.
 _PAUSE_S = 0.05
 # So many records may follow the newest that says what the queue has come to: the next broker looks for it.
 _BEHIND_MAX = 32
+# How often a turn is done again, one after another, because records of others came between.
+_AGAIN_MAX = 8
 
 
 class Broker:
     """One queue in one process."""
 
-    def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        options: QueueOptions,
+        runtime: Runtime,
+        *,
+        without_damaged: bool = False,
+    ) -> None:
         self.url = f"{store.url}/{log}"
         self._store, self._log = store, log
         self._options, self._runtime = options, runtime
         self._token = self._new_token()
         # Before the manifest is read: when the name leads to another log by then, this writer appends nothing there.
         self._writer = LogWriter.open(store, log, options=options.writer, runtime=runtime)
-        self.log_id = QueueLoader(store, log, options.reader, runtime).check()
-        self._loader = QueueLoader(store, log, options.reader, runtime, self.log_id)
+        self.log_id = self._writer.log_id
+        self._loader = QueueLoader(store, log, options.reader, runtime, self.log_id, without_damaged=without_damaged)
         self.values = Values(self._loader.reader, options.cache_bytes_max, runtime, self.url)
         self._cursors = CursorStore(store, log, runtime=runtime, log_id=self.log_id)
         self._readers = runtime.executor("wal3-queue-values", _VALUE_READERS)
@@ -83,29 +98,46 @@ class Broker:
         self._ahead: Future[None] | None = None
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
-        self._sound = True
+        # Whether memory is what the log has; if not, whether an append may still land, and how often in a row one met
+        # records of others.
+        self._sound, self._undetermined, self._num_again = True, False, 0
+        self._sealed: SealedError | None = None
         # Before the queue is taken: a cursor of something else fails this open, and no broker that works.
-        self._cursors.load(CURSOR, Owner.QUEUE)
-        take(self._writer, self._token)
-        keep_uncollected(store, log, runtime, self.log_id)
-        loaded = self._loader.load()
+        witness = self._cursors.load(CURSOR, Owner.QUEUE)
+        try:
+            loaded = take(self._writer, self._token, self._loader)
+        except SealedError as error:
+            # It is looked at, and changed no more.
+            self._sealed, loaded = error, self._loader.load()
+        else:
+            keep_uncollected(store, log, runtime, self.log_id)
         self._begin(loaded)
-        if self._cursors.load(CURSOR, Owner.QUEUE) is None:
-            # Nothing was kept from key compaction: only a checkpoint from here on counts.
+        if witness is None and self._sealed is None:
+            # Nothing was kept from key compaction: only a checkpoint from here on counts. Records of others at the end
+            # may have a key of the queue's own, which it has not written again yet.
             with contextlib.suppress(CursorConflictError):
-                self._cursors.init(CURSOR, self._end, owner=Owner.QUEUE)
-            self.checkpointer.want()
-        if loaded.behind > _BEHIND_MAX:
-            self._commit(Turn(self._end.offset, self._clock.now_ms()), 0, 0)
+                self._cursors.init(CURSOR, LogPosition(self._end.offset - self._behind - 1, 0), owner=Owner.QUEUE)
+            if not self.checkpointer.refuses:
+                self.checkpointer.want()
         # A broker waits for the shared workers, so it is none of them.
         self._thread = runtime.start_thread(f"wal3-queue-{log}", self._run)
 
-    def _begin(self, loaded: LoadedQueue) -> None:
+    def _begin(self, loaded: LoadedQueue, known: QueueState | None = None) -> None:
         """Go on from what the log says; FencedError when another broker has taken the queue."""
-        if loaded.broker != self._token:
-            raise fenced(self.url, "another broker")
-        self.state, self._end = loaded.state, LogPosition(loaded.end, 0)
+        if loaded.broker != self._token and self._sealed is None:
+            raise fenced(self.url)
+        self._clock.confirm(loaded.time_us)
         self._clock.begin_at(loaded.meta.now_ms)
+        loaded.state.begin_leases(self._clock.jumped_ms, known)
+        self.state, self._end = loaded.state, LogPosition(loaded.end, 0)
+        ahead_ms = self._clock.now_ms() - self._clock.bounded_ms()
+        if ahead_ms > _AHEAD_MS and self._sealed is None:
+            QUEUE.warning(
+                "queue %s: its time is %d s ahead: `wal3 queue repair`, or DelayQueue.repair, sets it back",
+                self.url,
+                ahead_ms // 1000,
+            )
+        self._behind, self._redefines = loaded.behind, loaded.redefines
         self.checkpointer = Checkpointer(loaded, self._options, self._aside, self._cursors, self._runtime)
 
     def is_here(self) -> bool:
@@ -131,8 +163,10 @@ class Broker:
 
     def _nap_s(self) -> float | None:
         """Return how long there is nothing to do, None for as long as nothing is asked for."""
-        if (self.checkpointer.busy and self._sound) or self._taken.holds:
+        if (self.checkpointer.busy and self._sound and self._sealed is None) or self._taken.holds:
             return _PAUSE_S
+        if self._num_again:
+            return 0.0
         until_s = self._line.left_s()
         if until_s is None:
             return None if self._sound else _NAP_S_MAX
@@ -146,54 +180,90 @@ class Broker:
         """Do what was asked for, make it durable, and answer."""
         answers = Answers(self.values, self._readers, self.give_back)
         left: list[Call] = []
+        wanted = calls
+        self._line.begin_turn()
         try:
-            if not self._sound:
+            if not self._sound or self._taken.goes_on(self._end.offset):
                 self._load_again()
-            else:
-                self._taken.check(self._end.offset)
-            calls = self._taken.admit(calls, last=last)
-            self.checkpointer.begin(self.state, self._end)
-            turn = Turn(self._end.offset, self._clock.now_ms())
+            wanted = calls = self._refuse_sealed(self._taken.admit(calls, last=last))
+            turn = self._begin_turn()
             left = self._apply(calls, turn, answers)
             calls = calls[: len(calls) - len(left)]
             self._serve(turn, answers, last=last)
-            num_changes, num_bytes = len(turn.keys), turn.num_bytes
-            self.checkpointer.add_to(turn, wait=last)
-            if turn.keys or turn.must_be_durable:
-                self._commit(turn, num_changes, num_bytes)
+            self._finish_turn(turn, last=last)
         except Exception as error:
+            if isinstance(error, ConditionNotMetError) and not self._undetermined and self._num_again < _AGAIN_MAX:
+                self._num_again += 1
+                calls, left = self._undo(wanted, len(calls))
+                return
+            self._num_again = 0
             # A purge that goes on with the next turn: what this one removed of it may be back.
             begun = [call for call in left[:1] if call.num_removed]
             calls, left = calls + begun, left[len(begun) :]
             waiting = self._line.futures()
             answers.fail([call.future for call in calls if call.future not in waiting], error)
-            for future in self._line.over(last=last):
-                give(future, None, error)
+            for waiter in self._line.over(last=last):
+                give(waiter.future, None, error)
             self._taken.give_up(error)
             self.checkpointer.fail(error, last=last)
             # Any other failure passes: the queue is loaded again.
             if isinstance(error, FencedError | LogReplacedError) or not isinstance(error, LogError):
                 raise
         else:
+            self._num_again = 0
             answers.give(self.state.created_ms)
             self._prefetch()
         finally:
             self.inbox.put_back(left)
             self.inbox.done(sum(call.num_bytes for call in calls))
 
+    def _begin_turn(self) -> Turn:
+        if self._sealed is None:
+            self.checkpointer.begin(self.state, self._end)
+        turn = Turn(self._end.offset, self._clock.now_ms())
+        self.state.jumped_ms = self._clock.jumped_ms
+        if self._sealed is None:
+            self.state.end_leases(_TURN_RECORDS // 4, turn)
+        return turn
+
+    def _finish_turn(self, turn: Turn, *, last: bool) -> None:
+        """Add what the queue itself has to write, and make the turn durable."""
+        if self._sealed is not None:
+            return
+        if self._redefines:
+            self.state.define(self.state.definition, turn)
+        num_changes, num_bytes = len(turn.keys), turn.num_bytes
+        self.checkpointer.add_to(turn, wait=last)
+        if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.asks():
+            self._commit(turn, num_changes, num_bytes)
+
+    def _undo(self, wanted: list[Call], num_done: int) -> tuple[list[Call], list[Call]]:
+        """Return the calls that wait in the line now, and those to be done again: nothing of the turn was done."""
+        self._line.undo_turn()
+        joined = [call for call in wanted[:num_done] if isinstance(call.operation, Dequeue)]
+        others = [call for call in wanted[:num_done] if not isinstance(call.operation, Dequeue)]
+        return joined, others + wanted[num_done:]
+
     def _load_again(self) -> None:
-        """Load the queue after an append that failed: what this process has in memory is not what the log has."""
-        self._writer.close()
-        self._writer = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
-        take_again(self._writer, self._token, self._loader, self.url)
+        """Load the queue: the log goes on behind what this process knows, or an append failed that may be in it."""
+        begun_s = self._runtime.monotonic_s()
+        self._sound = False
+        if self._undetermined:
+            self._writer.close()
+            self._writer = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
+            try:
+                take_again(self._writer, self._token, self._loader, self.url)
+            except SealedError as error:
+                # No append can land behind the seal.
+                self._sealed = error
         earlier = self.checkpointer
-        self._begin(self._loader.load())
+        self._begin(self._loader.load(), self.state)
         self.checkpointer.take_over(earlier)
-        self._sound = True
+        self._taken.known(begun_s)
+        self._sound, self._undetermined = True, False
 
     def _apply(self, calls: list[Call], turn: Turn, answers: Answers) -> list[Call]:
         """Apply operations until the turn is full; return those that are left."""
-        self.state.end_leases(_TURN_RECORDS // 4, turn)
         for index, call in enumerate(calls):
             if index and (len(turn.keys) >= _TURN_RECORDS or turn.num_bytes >= _TURN_BYTES):
                 return calls[index:]
@@ -205,19 +275,46 @@ class Broker:
             elif not future.running() and not future.set_running_or_notify_cancel():
                 # Cancelled before its turn: it is not done.
                 continue
-            elif isinstance(call.operation, Purge):
-                room = max(1, (_TURN_RECORDS - len(turn.keys)) // 2)
-                removed = self.state.purge(call.operation.states, room, turn)
-                begun = replace(call, num_removed=call.num_removed + removed)
-                if removed == room:
+            elif isinstance(call.operation, Purge | Retime):
+                begun = self._go_on(call, turn)
+                if isinstance(begun, Call):
                     return [begun, *calls[index + 1 :]]
-                answers.add(future, begun.num_removed)
+                answers.add(future, begun)
             else:
                 try:
                     answers.add(future, apply(self.state, call.operation, turn))
                 except LogError as error:
                     answers.add_error(future, error)
         return []
+
+    def _go_on(self, call: Call, turn: Turn) -> Call | int:
+        """Do a part of an operation on many items; return the call if it goes on with the next turn, or its result."""
+        room = max(1, (_TURN_RECORDS - len(turn.keys)) // 2)
+        if isinstance(call.operation, Purge):
+            num_done = self.state.purge(call.operation.states, room, turn)
+        else:
+            now_ms = self._clock.bounded_ms()
+            if now_ms >= turn.now_ms:
+                return call.num_removed
+            num_done = self.state.retime(room, now_ms, turn)
+            if num_done < room:
+                # Last of all: as long as the queue's time is further, a call that is repeated finds the others.
+                self._clock.go_back(now_ms)
+                turn.now_ms, turn.must_be_durable = now_ms, True
+        num_removed = call.num_removed + num_done
+        return replace(call, num_removed=num_removed) if num_done == room else num_removed
+
+    def _refuse_sealed(self, calls: list[Call]) -> list[Call]:
+        """Refuse all but questions if the queue is sealed; return what is left."""
+        error = self._sealed
+        if error is None:
+            return calls
+        for waiter in self._line.over(last=True):
+            give(waiter.future, None, error)
+        for call in calls:
+            if not isinstance(call.operation, Look):
+                give(call.future, None, error)
+        return [call for call in calls if isinstance(call.operation, Look)]
 
     def _serve(self, turn: Turn, answers: Answers, *, waits: bool = False, last: bool = False) -> None:
         """Hand items to those who wait, first come first served; unless it ``waits``, end what has waited enough."""
@@ -236,8 +333,8 @@ class Broker:
         if waits or (len(turn.keys) >= _TURN_RECORDS and not last):
             # Of a turn that is full, those who wait may get items with the next one.
             return
-        for future in self._line.over(last=last):
-            answers.add_leases(future, self.state, [])
+        for waiter in self._line.over(last=last):
+            answers.add_leases(waiter.future, self.state, [])
 
     def give_back(self, operation: GiveBack) -> None:
         """Put items back with the next turn; if that fails, they come back when their leases end. Never waits."""
@@ -255,14 +352,19 @@ class Broker:
         checkpoint = self.checkpointer
         turn.add_meta(self.state, self._token, checkpoint.as_of, checkpoint.offsets)
         self._sound = False
+        self._undetermined = True
         begun_s = self._runtime.monotonic_s()
         records = [Message(body, key) for key, body in zip(turn.keys, turn.bodies, strict=True)]
         try:
             position = self._writer.append_many(records, expect_next=turn.start)
-        except ConditionNotMetError as error:
-            raise fenced(self.url, "another writer") from error
-        self._sound = True
+        except ConditionNotMetError:
+            # It is certain: whether another broker has the queue, or something else has appended, the log says.
+            self._undetermined = False
+            raise
+        self._sound, self._undetermined = True, False
+        self._behind, self._redefines = 0, False
         self._taken.known(begun_s)
+        self._clock.confirm(position.timestamp_us)
         self.values.keep(turn.start, turn.bodies)
         self._end = LogPosition(turn.start + len(records), position.timestamp_us)
         self.checkpointer.committed(num_changes, num_bytes, self._end)
@@ -295,8 +397,8 @@ class Broker:
         while calls := self.inbox.take(0):
             self._take_turn(calls)
         self._take_turn([], last=True)
-        while self.checkpointer.busy and self._sound:
-            self._take_turn([], last=True)
+        while self._num_again or (self.checkpointer.busy and self._sound and self._sealed is None):
+            self._take_turn(self.inbox.take(0), last=True)
         self._end_threads()
 
     def _end_threads(self) -> None:
@@ -308,7 +410,8 @@ class Broker:
         """Give all that wait an error, and take no more."""
         reason = error if isinstance(error, Exception) else FencedError(f"queue {self.url}: its broker ended")
         self.inbox.close(reason)
-        for future in (*(call.future for call in self.inbox.take(0)), *self._line.over(last=True)):
+        over = [waiter.future for waiter in self._line.over(last=True)]
+        for future in (*(call.future for call in self.inbox.take(0)), *over):
             give(future, None, reason)
         self._taken.give_up(reason)
         self.checkpointer.give_up(reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogError
+from wal3_core.errors import CorruptError, LogError
 from wal3_core.model.cursor import Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import Outcome
@@ -38,6 +38,8 @@ class Checkpointer:
         self._runtime = runtime
         self._executor = executor
         self._cursors = cursors
+        # One would make what damaged fragments held be lost for good: an operator decides that.
+        self.refuses = loaded.leaves_out
         self._known = set(loaded.parts)
         self.as_of, self.offsets = loaded.meta.as_of, loaded.meta.parts
         self._since = loaded.tail
@@ -58,6 +60,8 @@ class Checkpointer:
 
     @property
     def _is_due(self) -> bool:
+        if self.refuses:
+            return False
         # Values that were released stay on storage until key compaction can go beyond them.
         options, since = self._options, self._since
         return (
@@ -68,19 +72,32 @@ class Checkpointer:
         )
 
     def want(self) -> Future[None]:
-        """Begin one with the next turn; the future is done when key compaction can go up to it."""
+        """Begin one with the next turn; the future is done when key compaction can go up to it.
+
+        CorruptError while fragments are left out because they are damaged.
+        """
+        if self.refuses:
+            raise self._refusal()
         future: Outcome[None] = Outcome()
         self._wanted.append(future)
         return future
 
+    def _refusal(self) -> CorruptError:
+        return CorruptError(
+            "queue: expected none of its fragments to be damaged, found some: get them from a copy (`wal3 repair`), or"
+            " let the queue go on without what they held (`wal3 queue repair --without-damaged`)"
+        )
+
     def take_over(self, earlier: Checkpointer) -> None:
         """Let those who wait for another's checkpoint wait for this one's."""
         self._wanted += earlier._wanted + earlier._awaited
+        if self.refuses:
+            self.give_up(self._refusal())
 
     def begin(self, state: QueueState, position: LogPosition) -> None:
         """Begin one if it is time, at the beginning of a turn: all of the state is durable, below ``position``."""
         self._num_items, self._num_bytes = len(state), state.num_bytes
-        if self._encoding is not None or not (self._wanted or self._is_due):
+        if self.refuses or self._encoding is not None or not (self._wanted or self._is_due):
             return
         self._begun_at, self._appended = position, []
         self._since = Tail()

@@ -12,6 +12,7 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
+from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -46,13 +47,14 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
     with contextlib.suppress(CursorConflictError):
         CursorStore(store, log, runtime=runtime, log_id=log_id).init(CURSOR, manifest.next.position, owner=Owner.QUEUE)
-    now_ms = wall_us(runtime) // US_PER_MS
-    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=now_ms, now_ms=now_ms, floors_ms={})
+    created_ms = wall_us(runtime) // US_PER_MS
+    # Its time begins with its first broker, whose clock the store bounds.
+    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=created_ms, now_ms=0, floors_ms={})
     records = [
         Message(definition.to_bytes(), encoding.DEFINITION_KEY),
         Message(meta.to_bytes(), encoding.META_KEY),
     ]
-    with LogWriter.open(store, log, runtime=runtime) as writer:
+    with LogWriter.open(store, log, options=WriterOptions(view=View.QUEUE), runtime=runtime) as writer:
         try:
             writer.append_many(records, expect_next=1)
         except ConditionNotMetError as error:

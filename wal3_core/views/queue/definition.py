@@ -10,7 +10,7 @@ from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.snapshot import check_format_version
 from wal3_core.options import MIB, check_ranges
-from wal3_core.views.queue.items import a_delay, whole_ms
+from wal3_core.views.queue.items import LEASE_S_MAX, a_delay, whole_ms
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonValue
@@ -19,7 +19,6 @@ FORMAT_VERSION = 1
 MS_PER_S = 1000
 _BYTES_MAX = 2**16
 _COUNT_MAX = 2**31 - 1
-_LEASE_S_MAX = 10**9
 # A record has 16 MiB at most, a key and a header among them.
 VALUE_BYTES_MAX = 8 * MIB
 
@@ -28,9 +27,9 @@ VALUE_BYTES_MAX = 8 * MIB
 class QueueDefinition:
     """What holds for a queue's items.
 
-    A lease lasts ``lease_s`` seconds unless the call says otherwise. An item that was handed out ``max_deliveries``
-    times and comes back goes to the dead letters; None: never. A value has at most ``value_bytes_max`` bytes. A queue
-    that has ``items_max`` items refuses more with QueueFullError; None: never.
+    A lease lasts ``lease_s`` seconds, 30 days at most, unless the call says otherwise. An item that was handed out
+    ``max_deliveries`` times and comes back goes to the dead letters; None: never. A value has at most
+    ``value_bytes_max`` bytes. A queue that has ``items_max`` items refuses more with QueueFullError; None: never.
     """
 
     lease_s: float = 60.0
@@ -48,7 +47,7 @@ class QueueDefinition:
             items_max=optional(integer),
         )
         ranges: dict[str, tuple[float, float]] = {
-            "lease_s": (1 / MS_PER_S, _LEASE_S_MAX),
+            "lease_s": (1 / MS_PER_S, LEASE_S_MAX),
             "value_bytes_max": (1, VALUE_BYTES_MAX),
         }
         if self.max_deliveries is not None:
@@ -88,7 +87,8 @@ class QueueDefinition:
         check_format_version(fields, FORMAT_VERSION)
         try:
             definition = cls(
-                lease_s=fields.integer("lease_ms") / MS_PER_S,
+                # An earlier version took longer ones.
+                lease_s=min(fields.integer("lease_ms") / MS_PER_S, LEASE_S_MAX),
                 value_bytes_max=fields.integer("value_bytes_max"),
                 **{name: fields.integer(name) for name in ("max_deliveries", "items_max") if fields.has(name)},
             )

@@ -6,9 +6,9 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from wal3_core.arguments import SECONDS_MAX, checked, instance_of, integer, optional, seconds, several
+from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
-from wal3_core.log.read.following_async import Calls, awaited
+from wal3_core.log.read.following_async import Calls, Closing, awaited
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -16,7 +16,7 @@ from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
 from wal3_core.views.queue.creating import create_queue
 from wal3_core.views.queue.definition import QueueDefinition
-from wal3_core.views.queue.items import NewItem, positive
+from wal3_core.views.queue.items import NewItem, QueueRepair, positive
 from wal3_core.views.queue.loading import expecting_a_queue
 from wal3_core.views.queue.operations import (
     Bury,
@@ -27,8 +27,10 @@ from wal3_core.views.queue.operations import (
     Kick,
     Operation,
     Purge,
+    Reclaim,
     Release,
     Requeue,
+    Retime,
     listed,
 )
 from wal3_core.views.queue.queue_options import QueueOptions
@@ -37,7 +39,6 @@ from wal3_core.views.queue.waiting import Look
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from concurrent.futures import Future
-    from types import TracebackType
 
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue.items import Enqueued, ItemStats, Leased, Peeked, QueueStats
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _CALLS_MAX = 32
 
 
-class DelayQueue:
+class DelayQueue(Closing):
     """A queue and its one broker, which is this object. Safe to share between threads; a context manager.
 
     Each call returns when its effect is durable. To open a queue takes it from the broker before, whose calls raise
@@ -58,10 +59,12 @@ class DelayQueue:
     In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
     """
 
-    def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
+    def __init__(
+        self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime, *, without_damaged: bool = False
+    ) -> None:
         self._runtime = runtime
         self.log = log
-        self._broker = Broker(store, log, options, runtime)
+        self._broker = Broker(store, log, options, runtime, without_damaged=without_damaged)
         self._async = Calls("wal3-queue-calls", _CALLS_MAX)
 
     @classmethod
@@ -86,7 +89,8 @@ class DelayQueue:
     ) -> Self:
         """Take a queue: the broker before is fenced. LogNotFoundError when there is none of that name.
 
-        InvalidRequestError when the log is no queue; nothing is written then.
+        InvalidRequestError when the log is no queue; nothing is written then. A queue that cannot be loaded is left to
+        the broker before. A sealed one is opened to be looked at: calls that would change it raise SealedError.
         """
         with expecting_a_queue():
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
@@ -112,6 +116,45 @@ class DelayQueue:
         with contextlib.suppress(LogExistsError):
             cls.create(store, log, definition, runtime=runtime)
         return cls.open(store, log, options=options, runtime=runtime)
+
+    @classmethod
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        without_damaged=flag,
+        options=optional(instance_of(QueueOptions)),
+        runtime=optional(a_runtime),
+    )
+    def repair(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        without_damaged: bool = False,
+        options: QueueOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> QueueRepair:
+        """Take a queue, put its time right, and close it.
+
+        A time that is ahead of the wall clock, as far as the store confirms that, is set back to it: all leases end,
+        and items that have their deadlines by the later time get others. With ``without_damaged`` the queue goes on
+        without what damaged fragments held, for good: items in them are lost, and released ones may be back. Get the
+        fragments from a copy first, if there is one (``repair_log``).
+        """
+        with expecting_a_queue():
+            queue = cls(
+                store,
+                log,
+                options or QueueOptions(),
+                runtime or shared_runtime(),
+                without_damaged=without_damaged,
+            )
+        with queue:
+            retimed: int = queue._wait(queue.submit(Retime()))
+            damaged = queue.stats().damaged
+            if damaged and without_damaged:
+                queue.checkpoint()
+        return QueueRepair(retimed=retimed, damaged=damaged)
 
     @property
     def url(self) -> str:
@@ -240,7 +283,8 @@ class DelayQueue:
     ) -> Enqueued:
         """Put a leased item back, due now unless a time is given; with a value that replaces the old one.
 
-        It goes to the dead letters instead when it was handed out as often as the definition allows.
+        It goes to the dead letters instead when it was handed out as often as the definition allows; the answer's
+        ``dead`` says so.
         """
         result: Enqueued = self._wait(self.submit(Requeue(item_id, token, deadline_us, delay_s, value)))
         return result
@@ -256,6 +300,18 @@ class DelayQueue:
 
     extend_async = awaited(extend)
     """Await ``extend``."""
+
+    def reclaim(self, ids: Iterable[int]) -> list[Enqueued]:
+        """Put leased items back, due now, without their tokens, which are refused from then on: all or none.
+
+        For operators whose worker is gone. UnknownItemError names one that is not leased.
+        """
+        several(ids, "ids")
+        result: list[Enqueued] = self._wait(self.submit(Reclaim(tuple(ids))))
+        return result
+
+    reclaim_async = awaited(reclaim)
+    """Await ``reclaim``."""
 
     @checked(item_id=integer)
     def bury(self, item_id: int, token: str) -> None:
@@ -391,22 +447,3 @@ class DelayQueue:
         """Do what was asked for so far, and end; calls that wait for an item get none."""
         self._broker.close()
         self._async.close()
-
-    close_async = awaited(close)
-    """Await ``close``."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -36,6 +36,9 @@ _META = struct.Struct(">B8sQQQqqHH")
 _FLOOR = struct.Struct(">Bq")
 _FORMAT = 1
 
+# A body of another format up to here is of a later version; beyond, it is no queue's.
+_FORMATS_MAX = 8
+
 PENDING, LEASED, DEAD = b"p", b"l", b"d"
 NO_TOKEN = bytes(8)
 NEVER = -1
@@ -54,6 +57,11 @@ def part_key(as_of: int, number: int) -> bytes:
 def id_of(key: bytes) -> int:
     """Return the id in the key of a value or a state."""
     return int.from_bytes(key[1:], "big")
+
+
+def is_broker(key: bytes | None, body: bytes | None) -> bool:
+    """Whether a record says which broker has taken the queue."""
+    return key == BROKER_KEY and body is not None and len(body) == len(NO_TOKEN)
 
 
 class ValueHeader(NamedTuple):
@@ -169,6 +177,17 @@ class Meta:
         )
         floors = b"".join(_FLOOR.pack(priority, floor) for priority, floor in sorted(self.floors_ms.items()))
         return head + floors + b"".join(map(_U64.pack, self.parts))
+
+    @classmethod
+    def if_one(cls, body: bytes | None, *, what: str) -> Meta | None:
+        """Decode; None when no queue wrote it. CorruptError when a later version may have."""
+        if body is not None and len(body) >= _META.size and _FORMAT < body[0] <= _FORMATS_MAX:
+            message = f"{what}: expected the state of a queue in format {_FORMAT}, found {body[0]}: of a newer wal3"
+            raise CorruptError(message)
+        try:
+            return None if body is None else cls.from_bytes(body, what=what)
+        except CorruptError:
+            return None
 
     @classmethod
     def from_bytes(cls, body: bytes, *, what: str) -> Meta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from wal3_core.errors import UnknownItemError
@@ -19,12 +20,13 @@ _ENDS_MIN = 1024
 
 
 class Lease(NamedTuple):
-    """An item that is handed out."""
+    """An item that is handed out. ``jumped_ms`` is by how much the queue's time had jumped before its lease began."""
 
     row: Row
     priority: int
     until_ms: int
     token: bytes
+    jumped_ms: float = 0.0
 
 
 class Buried(NamedTuple):
@@ -54,8 +56,13 @@ class HeldItems:
         # Of these, when each was due the last time that it was pending.
         self._named_due_ms: dict[int, int] = {}
         self.num_bytes = 0
-        # When leases end, and of which item; some have ended earlier, or go on.
-        self._ends: list[tuple[int, int]] = []
+        # By how much the queue's time has jumped while its broker had it: no lease ends by that.
+        self.jumped_ms = 0.0
+        # When leases end, but for what jumped, and of which item; some have ended earlier, or go on.
+        self._ends: list[tuple[float, int]] = []
+        # Records of others that were passed, the offset of the newest, and damaged fragments that were left out.
+        self.num_strays, self.num_damaged = 0, 0
+        self.stray_offset: int | None = None
 
     @property
     def num_pending(self) -> int:
@@ -118,7 +125,7 @@ class HeldItems:
             enqueued_us=row.enqueued_ms * US_PER_MS,
             requeued_us=time_us(row.requeued_ms),
             deliveries=row.deliveries,
-            lease_until_us=None if lease is None else lease.until_ms * US_PER_MS,
+            lease_until_us=None if lease is None else self.end_ms(lease) * US_PER_MS,
             value_bytes=row.length,
         )
 
@@ -143,6 +150,9 @@ class HeldItems:
             next_deadline_us=time_us(min(later, default=NEVER)),
             last_id=self.last_id,
             waiting=waiting,
+            strays=self.num_strays,
+            stray_offset=self.stray_offset,
+            damaged=self.num_damaged,
         )
 
     def head(self, count: int, due_ms: int | None = None) -> list[tuple[Row, int]]:
@@ -165,23 +175,34 @@ class HeldItems:
         until_ms = self._first_end_ms()
         return min(times if until_ms is None else [*times, until_ms], default=None)
 
+    def end_ms(self, lease: Lease) -> int:
+        """Return when a lease ends, by the queue's time as it is now."""
+        return lease.until_ms + math.ceil(round(self.jumped_ms - lease.jumped_ms, 3))
+
     def _first_end_ms(self) -> int | None:
         """Return when the first lease ends."""
         while self._ends:
-            until_ms, item_id = self._ends[0]
-            lease = self.leased.get(item_id)
-            if lease is not None and lease.until_ms == until_ms:
-                return until_ms
+            lease = self.leased.get(self._ends[0][1])
+            if lease is not None and lease.until_ms - lease.jumped_ms == self._ends[0][0]:
+                return self.end_ms(lease)
             heapq.heappop(self._ends)
         return None
+
+    def begin_leases(self, jumped_ms: float, earlier: HeldItems | None) -> None:
+        """Let leases go on by this broker's clock; those that it knew before end when they would have."""
+        self.jumped_ms = jumped_ms
+        for item_id, lease in list(self.leased.items()):
+            known = None if earlier is None else earlier.leased.get(item_id)
+            is_known = known is not None and known.token == lease.token
+            self.hold(lease._replace(jumped_ms=known.jumped_ms if known is not None and is_known else jumped_ms))
 
     def hold(self, lease: Lease) -> None:
         """Add a lease, or replace that of the same item."""
         self.leased[lease.row.id] = lease
-        heapq.heappush(self._ends, (lease.until_ms, lease.row.id))
+        heapq.heappush(self._ends, (lease.until_ms - lease.jumped_ms, lease.row.id))
         if len(self._ends) > _ENDS_MIN + 2 * len(self.leased):
             # Leases that were extended, and items that were released long before their leases end.
-            self._ends = [(each.until_ms, item_id) for item_id, each in self.leased.items()]
+            self._ends = [(each.until_ms - each.jumped_ms, item_id) for item_id, each in self.leased.items()]
             heapq.heapify(self._ends)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PRIORITY_MAX = 255
 DEFAULT_PRIORITY = 100
 DEDUPE_BYTES_MAX = 255
+# A lease holds an item up for so long at most if its worker is gone: 30 days.
+LEASE_S_MAX = 30 * 24 * 60 * 60
 # Some 30,000 years: room for sums in 64 bits.
 TIME_US_MAX = 10**18
 
@@ -94,7 +96,8 @@ class Enqueued:
 
     ``advanced`` says that the deadline asked for lay before that of an item of its priority that was handed out
     already; it is that one's then. ``duplicate``: an item with the same ``dedupe_key`` is in the queue since earlier,
-    and this is that one; ``dead``: it is among the dead letters, so nothing is done until it is kicked or purged.
+    and this is that one. ``dead``: it is among the dead letters; a duplicate of such an item does nothing until that is
+    kicked or purged, and an item that was put back was handed out as often as it may be.
     """
 
     id: int
@@ -161,12 +164,26 @@ class ItemStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRepair:
+    """What a repair found: how many items got another time, and how many fragments are damaged."""
+
+    retimed: int
+    damaged: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """What a queue holds: ``pending`` items, which are ``due`` or ``scheduled``, and those leased and dead.
 
     ``bytes`` are those of all their values. ``oldest_due_us`` is the earliest deadline of the due items,
     ``oldest_enqueued_us`` when the oldest item of all was enqueued, and ``next_deadline_us`` the earliest deadline of
-    the scheduled ones. ``waiting`` calls of this process wait for an item.
+    the scheduled ones. ``waiting`` calls of this process wait for an item. ``strays`` are records of others that were
+    found in the log, since the newest checkpoint or since the queue was opened, the newest at ``stray_offset``;
+    ``damaged`` fragments of it are left out.
     """
 
     pending: int
@@ -180,6 +197,9 @@ class QueueStats:
     next_deadline_us: int | None
     last_id: int
     waiting: int
+    strays: int = 0
+    stray_offset: int | None = None
+    damaged: int = 0
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""

@@ -1,5 +1,7 @@
 """Loads a queue from its log: the newest checkpoint, and what came after it; or all of the log.
 
+Records that are none of a queue's are passed, and fragments that are damaged are left out; both are counted and said.
+
 A checkpoint counts only if the queue's cursor lies at or before it, and no pass of key compaction went beyond it: none
 then has dropped anything behind it. Otherwise tombstones of items that the checkpoint has may be gone.
 Source: docs/protocol.md, "Delay queue".
@@ -8,13 +10,14 @@ Source: docs/protocol.md, "Delay queue".
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import trim
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.options import Limits
@@ -29,6 +32,7 @@ from wal3_core.views.queue.encoding import (
     PART_KEY_BYTES,
     Meta,
     StateRecord,
+    id_key,
     id_of,
     part_key,
     state_record,
@@ -39,8 +43,9 @@ from wal3_core.views.queue.queue_state import QueueState
 from wal3_core.views.queue.runs import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.options import ReaderOptions
@@ -53,11 +58,14 @@ T = TypeVar("T")
 
 # The cursor of this name keeps key compaction from what came after the newest checkpoint.
 CURSOR = QUEUE_CURSOR
-_WINDOW = 64
-_OF_ITEMS = (encoding.VALUE, encoding.STATE)
+# The newest record says what the queue has come to, as a rule; else so many times as many are looked at.
+_WINDOW_GROWTH = 8
+# Damage is believed when so many reads have found it; each of them reads twice.
+_READS = 3
 # How many records of others may lie behind the last of a queue that has lost its cursor.
 _FOREIGN_MAX = 100_000
 _TRIES_MAX = 8
+_OF_ITEMS = (encoding.VALUE, encoding.STATE)
 
 
 @contextlib.contextmanager
@@ -77,21 +85,31 @@ class _Value(NamedTuple):
     header: ValueHeader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedQueue:
     """A queue as its log was below ``end``. ``broker`` is the token of the last one to take it.
 
     ``parts`` are the keys of all parts of checkpoints. ``tail`` counts what came after the newest one. ``behind`` is
-    how many records came after that of the queue as a whole.
+    how many records came after that of the queue as a whole. ``time_us`` is the log's time. ``redefines`` says that
+    the definition's record has to be written again, as one of others or damage took its place. ``leaves_out`` says that
+    it lacks what damaged fragments hold, until they are repaired.
     """
 
     state: QueueState
     meta: Meta
     end: int
+    time_us: int
     broker: bytes
     parts: set[bytes]
     tail: Tail
     behind: int
+    redefines: bool
+    leaves_out: bool
+
+    def taken(self, broker: bytes, time_us: int) -> LoadedQueue:
+        """Return the queue once the record of another broker was appended at its end."""
+        tail = self.tail.with_more(1, len(broker), 1)
+        return replace(self, end=self.end + 1, time_us=time_us, broker=broker, tail=tail, behind=self.behind + 1)
 
 
 class Tail(NamedTuple):
@@ -118,28 +136,38 @@ class _Found(NamedTuple):
 class _Tail:
     """What the records after a checkpoint say: by id, None where a tombstone is the newest record."""
 
+    wanted: Sequence[int] = ()
     values: dict[int, _Value | None] = field(default_factory=dict)
     states: dict[int, StateRecord | None] = field(default_factory=dict)
     parts: set[bytes] = field(default_factory=set)
+    # Of the parts that are wanted, by their offsets.
+    bodies: dict[int, bytes] = field(default_factory=dict)
+    # Records of others, by their offsets, with their keys.
+    strays: dict[int, bytes | None] = field(default_factory=dict)
 
 
 class QueueLoader:
-    """Reads one queue's log."""
+    """Reads one life of one queue's log. With ``without_damaged``, also where damage hides what it has come to."""
 
     def __init__(
-        self, store: ObjectStore, log: str, options: ReaderOptions, runtime: Runtime, log_id: LogId | None = None
+        self,
+        store: ObjectStore,
+        log: str,
+        options: ReaderOptions,
+        runtime: Runtime,
+        log_id: LogId | None = None,
+        *,
+        without_damaged: bool = False,
     ) -> None:
         self.reader = LogReader(store, log, options=options, runtime=runtime, log_id=log_id)
         self._store, self._log, self._runtime = store, log, runtime
         self._url = f"{store.url}/{log}"
-
-    def check(self) -> LogId:
-        """Return the id of the log; InvalidRequestError when it is no queue."""
-        return self._steady(self._checked)
-
-    def _checked(self, manifest: Manifest) -> LogId:
-        self._find(manifest)
-        return manifest.log_id
+        self._without_damaged = without_damaged
+        # By offset: the fragments that one load has left out, and the error of the first one.
+        self._damaged: dict[int, FragmentPointer] = {}
+        self._damage: CorruptError | None = None
+        # Records of others: how many were found, the newest, and up to where they were reported.
+        self._num_strays, self._stray_offset, self._reported_to = 0, 0, 0
 
     def broker(self) -> tuple[bytes, int]:
         """Return the token of the broker that has the queue, and the offset at which the log ended then."""
@@ -149,9 +177,13 @@ class QueueLoader:
         """Read what a manifest refers to; when records were compacted away meanwhile, by a newer one, once more."""
         for _ in range(_TRIES_MAX):
             try:
-                return read(self.reader.manifest())
+                return self._once(read)
             except GarbageCollectedError:
                 continue
+        return self._once(read)
+
+    def _once(self, read: Callable[[Manifest], T]) -> T:
+        self._damaged, self._damage = {}, None
         return read(self.reader.manifest())
 
     def _find(self, manifest: Manifest) -> _Found:
@@ -161,23 +193,42 @@ class QueueLoader:
         """
         first, end = manifest.first.position.offset, manifest.next.position.offset
         broker: bytes | None = None
-        window, limit = _WINDOW, end
+        window, limit = 1, end
         while limit > first:
             if limit <= end - _FOREIGN_MAX and self._cursor(manifest) is None:
                 break
             start = max(first, limit - window)
             for key, body, offset in reversed(list(self._records(start, limit, manifest))):
-                if key == encoding.META_KEY and body is not None:
-                    meta = Meta.from_bytes(body, what=self._what(offset))
-                    return _Found(meta, offset, broker or meta.broker)
-                if key == encoding.BROKER_KEY:
+                meta = Meta.if_one(body, what=self._what(offset)) if key == encoding.META_KEY else None
+                if meta is not None:
+                    return _Found(self._behind_damage(meta, offset), offset, broker or meta.broker)
+                if encoding.is_broker(key, body):
                     broker = broker or body
-            window, limit = window * 4, start
+            window, limit = window * _WINDOW_GROWTH, start
+        if self._damage is not None:
+            raise self._damage
         message = (
             f"log {self._url}: expected a queue, found a log of other records, or an empty one: name a queue"
             " (`wal3 queue list` shows them), or create one under a name that is free or of an empty log"
         )
         raise InvalidRequestError(message)
+
+    def _behind_damage(self, meta: Meta, at: int) -> Meta:
+        """Return what the queue has come to, though a damaged fragment behind that record may say otherwise.
+
+        Ids that it gave are not given again. CorruptError unless that was asked for.
+        """
+        torn = [pointer for offset, pointer in self._damaged.items() if offset > at]
+        if torn and not self._without_damaged:
+            raise self._torn(f"what the queue has come to at its end, {torn[0].path}") from self._damage
+        return replace(meta, last_id=meta.last_id + sum(pointer.num_records for pointer in torn))
+
+    def _torn(self, what: str) -> CorruptError:
+        return CorruptError(
+            f"queue {self._url}: expected to read {what}, found damage: {self._damage}: get the fragment from a copy"
+            f" (`wal3 repair`), or let the queue go on without what it held (`wal3 queue repair --without-damaged`, or"
+            f" DelayQueue.repair)"
+        )
 
     def _cursor(self, manifest: Manifest) -> Witness | None:
         """Load the queue's cursor; None when the log has none, as one that is no queue."""
@@ -189,12 +240,40 @@ class QueueLoader:
         return f"queue {self._url}: record {offset}"
 
     def _records(self, start: int, limit: int, manifest: Manifest) -> Iterator[tuple[bytes | None, bytes | None, int]]:
-        for batch in self.reader.batches(start, Limits(offset=limit), manifest=manifest):
-            keys, bodies, offsets = (batch[name].to_pylist() for name in ("key", "body", "offset"))
+        for table in self._tables(start, limit, manifest):
+            keys, bodies, offsets = (table[name].to_pylist() for name in ("key", "body", "offset"))
             yield from zip(keys, bodies, offsets, strict=True)
 
+    def _tables(self, start: int, limit: int, manifest: Manifest) -> Iterator[pa.Table]:
+        """Go through the records of a range, but for those of damaged fragments."""
+        limits = Limits(offset=limit)
+        while start < limit:
+            try:
+                for fragment, begin in self.reader.fragments(start, limits, manifest=manifest):
+                    start = fragment.pointer.limit.offset
+                    yield trim(fragment.table, begin, limits)
+            except CorruptError as error:
+                # By the newest manifest: what it does not name any more was replaced.
+                pointer = next(iter(self.reader.pointers(start, Limits(offset=start + 1))))
+                if self._is_damaged(pointer):
+                    self._damaged[pointer.start.offset] = pointer
+                    self._damage = self._damage or error
+                    start = pointer.limit.offset
+            else:
+                return
+
+    def _is_damaged(self, pointer: FragmentPointer) -> bool:
+        for _ in range(_READS):
+            with contextlib.suppress(CorruptError):
+                self.reader.fetch(pointer)
+                return False
+        return True
+
     def load(self) -> LoadedQueue:
-        """Load the queue; InvalidRequestError when the log is none."""
+        """Load the queue; InvalidRequestError when the log is none.
+
+        A damaged fragment is left out, unless it hides what the queue has come to: then CorruptError says what helps.
+        """
         try:
             return self._steady(self._load)
         finally:
@@ -203,83 +282,132 @@ class QueueLoader:
 
     def _load(self, manifest: Manifest) -> LoadedQueue:
         meta, meta_at, broker = self._find(manifest)
-        state = QueueState(self._definition(meta, manifest), meta.definition, meta.created_ms)
+        definition = self._definition(meta, manifest)
+        state = QueueState(definition or QueueDefinition(), meta.definition, meta.created_ms)
         state.last_id, state.floors_ms = meta.last_id, dict(meta.floors_ms)
-        table = self._checkpoint(meta, manifest)
-        start = meta.as_of if table is not None else manifest.first.position.offset
-        end = manifest.next.position.offset
-        tail, size = _Tail(), Tail()
-        for batch in self.reader.batches(start, Limits(offset=end), manifest=manifest):
-            size = size.with_more(*self._fold(batch, tail, meta))
+        tail, size, table = self._checkpointed(meta, manifest)
         known = {} if table is None else restore(state, table, tail.values.keys() | tail.states.keys())
         self._add(state, tail, known)
-        parts = tail.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))}
-        return LoadedQueue(state, meta, end, broker, parts, size, end - meta_at - 1)
+        self._report(state, tail)
+        end = manifest.next.position
+        return LoadedQueue(
+            state=state,
+            meta=meta,
+            end=end.offset,
+            time_us=end.timestamp_us,
+            broker=broker,
+            parts=tail.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))},
+            tail=size,
+            behind=end.offset - meta_at - 1,
+            redefines=definition is None or encoding.DEFINITION_KEY in tail.strays.values(),
+            leaves_out=bool(self._damaged) and not self._without_damaged,
+        )
 
-    def _definition(self, meta: Meta, manifest: Manifest) -> QueueDefinition:
-        return QueueDefinition.from_bytes(self._body(meta.definition, manifest), what=self._what(meta.definition))
+    def _report(self, state: QueueState, tail: _Tail) -> None:
+        """Count the records of others that were not known yet, and say where they and damaged fragments are."""
+        new = [offset for offset in tail.strays if offset > self._reported_to]
+        if new:
+            self._num_strays, self._stray_offset = self._num_strays + len(new), new[-1]
+            self._reported_to = new[-1]
+            QUEUE.warning(
+                "queue %s: %d records from offset %d on are none of a queue's, the first has the key %s: passed;"
+                " `wal3 policy %s --view queue` has such appends refused",
+                self._url,
+                len(new),
+                new[0],
+                ascii(tail.strays[new[0]])[:80],
+                self._log,
+            )
+        state.num_strays, state.stray_offset = self._num_strays, self._stray_offset or None
+        state.num_damaged = len(self._damaged)
+        if self._damaged:
+            QUEUE.error(
+                "queue %s: %d damaged fragments are left out: items may be missing, and released ones may be back: get"
+                " them from a copy (`wal3 repair`), or go on without (`wal3 queue repair --without-damaged`): %s",
+                self._url,
+                len(self._damaged),
+                self._damage,
+            )
 
-    def _body(self, offset: int, manifest: Manifest) -> bytes:
+    def _definition(self, meta: Meta, manifest: Manifest) -> QueueDefinition | None:
+        """Read the definition; None when a record of others took its place, or damage to it is accepted."""
+        offset = meta.definition
         for _, body, at in self._records(offset, offset + 1, manifest):
             if at == offset and body is not None:
-                return body
-        message = f"{self._what(offset)}: expected a record with a body, found none"
-        raise CorruptError(message)
+                return QueueDefinition.from_bytes(body, what=self._what(offset))
+        if self._damage is not None and self._without_damaged:
+            return None
+        if self._damage is not None:
+            raise self._torn("the queue's definition") from self._damage
+        QUEUE.error(
+            "queue %s: its definition at offset %d is gone, as a record of others has its key: the default holds until"
+            " it is defined again (DelayQueue.define)",
+            self._url,
+            offset,
+        )
+        return None
 
-    def _checkpoint(self, meta: Meta, manifest: Manifest) -> pa.Table | None:
-        """Read the newest checkpoint, if it can be relied on."""
+    def _checkpointed(self, meta: Meta, manifest: Manifest) -> tuple[_Tail, Tail, pa.Table | None]:
+        """Read the newest checkpoint, if it can be relied on, and what came after it; or else all."""
+        if self._is_reliable(meta, manifest):
+            tail, size = self._folded(meta.as_of, meta, manifest)
+            try:
+                parts = [tail.bodies[offset] for offset in meta.parts if offset in tail.bodies]
+                if len(parts) == len(meta.parts):
+                    what = f"queue {self._url}: checkpoint at {meta.as_of}"
+                    return tail, size, decode(parts, meta.last_id, what=what)
+                error: object = f"queue {self._url}: expected {len(meta.parts)} parts, found {len(parts)}"
+            except CorruptError as caught:
+                error = caught
+            # All that it says is in the log, too.
+            QUEUE.warning("%s: the queue is read from all of its log instead", error)
+        return *self._folded(manifest.first.position.offset, meta, manifest), None
+
+    def _is_reliable(self, meta: Meta, manifest: Manifest) -> bool:
         if not meta.parts or manifest.compaction.clean_limit > meta.as_of:
             # Where the cursor is by now does not matter: a pass has gone beyond.
-            return None
+            return False
         witness = self._cursor(manifest)
-        if witness is None or witness.cursor.position.offset > meta.as_of:
-            return None
-        try:
-            parts = [self._body(offset, manifest) for offset in meta.parts]
-            return decode(parts, meta.last_id, what=f"queue {self._url}: checkpoint at {meta.as_of}")
-        except CorruptError as error:
-            # All that it says is in the log, too. A fragment that is damaged is found again on the way there.
-            QUEUE.warning("%s: the queue is read from all of its log instead", error)
-            return None
+        return witness is not None and witness.cursor.position.offset <= meta.as_of
 
-    def _fold(self, batch: pa.RecordBatch, tail: _Tail, meta: Meta) -> Tail:
+    def _folded(self, start: int, meta: Meta, manifest: Manifest) -> tuple[_Tail, Tail]:
+        """Take note of all records from an offset on; return how much they are, too."""
+        tail, size = _Tail(meta.parts), Tail()
+        for table in self._tables(start, manifest.next.position.offset, manifest):
+            size = size.with_more(*self._fold(table, tail, meta))
+        return tail, size
+
+    def _fold(self, table: pa.Table, tail: _Tail, meta: Meta) -> Tail:
         """Take note of records; return how much they are."""
         num_parts = part_bytes = num_fragments = 0
-        keys, bodies, offsets = (batch[name].to_pylist() for name in ("key", "body", "offset"))
-        values, states = tail.values, tail.states
-        for key, body, offset in zip(keys, bodies, offsets, strict=True):
+        for key, body, offset in zip(*(table[name].to_pylist() for name in ("key", "body", "offset")), strict=True):
             kind = (key or b"")[:1]
-            item_id = id_of(key) if kind in _OF_ITEMS and len(key) == ID_KEY_BYTES else 0
-            # No item has an id above the last one.
-            is_of_item = 0 < item_id <= meta.last_id
-            if kind == encoding.VALUE and is_of_item:
-                if body is None:
-                    values[item_id] = None
-                else:
-                    header = value_header(body, meta.created_ms, self._what(offset))
-                    values[item_id] = _Value(offset, len(body) - header.length, header)
-            elif kind == encoding.STATE and is_of_item:
-                # In the order of their newest records, as the dead letters are listed.
-                states.pop(item_id, None)
-                states[item_id] = None if body is None else state_record(body, self._what(offset))
+            if kind in _OF_ITEMS:
+                if not _take_item(key, body, offset, tail, meta):
+                    tail.strays[offset] = key
             elif kind == encoding.PART and len(key) == PART_KEY_BYTES:
                 (tail.parts.discard if body is None else tail.parts.add)(key)
+                if offset in tail.wanted and body is not None:
+                    tail.bodies[offset] = body
                 num_parts, part_bytes = num_parts + 1, part_bytes + len(key) + len(body or b"")
-            elif key in (encoding.META_KEY, encoding.BROKER_KEY):
+            elif encoding.is_broker(key, body) or (key == encoding.META_KEY and Meta.if_one(body, what="") is not None):
                 # One ends each fragment of a broker, or is the first.
                 num_fragments += 1
-            elif key != encoding.DEFINITION_KEY:
+            elif key != encoding.DEFINITION_KEY or offset > meta.definition:
                 # It was meant for another log. It stays where it is, and is no item.
-                QUEUE.warning("%s: expected one of a queue, found the key %s: ignored", self._what(offset), ascii(key))
-        return Tail(len(batch) - num_parts, max(0, batch.nbytes - part_bytes), num_fragments)
+                tail.strays[offset] = key
+        return Tail(len(table) - num_parts, max(0, table.nbytes - part_bytes), num_fragments)
 
     def _add(self, state: QueueState, tail: _Tail, known: dict[int, Known]) -> None:
         """Put the items that changed after the checkpoint into the queue."""
+        foreign = set(tail.strays.values())
         for item_id in [*(tail.values.keys() - tail.states.keys()), *tail.states]:
             record = tail.states.get(item_id)
             item = _item(item_id, tail, known.get(item_id))
             if item is None:
-                if record is not None:
+                # Its value may be in a fragment that was left out, or one of others has its key.
+                is_lost = self._damaged or id_key(encoding.VALUE, item_id) in foreign
+                if record is not None and not is_lost:
                     message = f"queue {self._url}: item {item_id}: expected a value beside its state, found none"
                     raise CorruptError(message)
                 continue
@@ -308,3 +436,27 @@ def _item(item_id: int, tail: _Tail, known: Known | None) -> Known | None:
     header = value.header
     row = Row(header.deadline_ms, item_id, value.offset, value.length, 0, header.enqueued_ms, NEVER)
     return Known(row, header.priority, header.dedupe_key)
+
+
+def _take_item(key: bytes, body: bytes | None, offset: int, tail: _Tail, meta: Meta) -> bool:
+    """Take note of an item's value or state; return whether it is one. None has an id above the last one."""
+    item_id = id_of(key)
+    if len(key) != ID_KEY_BYTES or not 0 < item_id <= meta.last_id:
+        return False
+    try:
+        if key[:1] == encoding.STATE:
+            # In the order of their newest records, as the dead letters are listed.
+            state = None if body is None else state_record(body, "")
+            tail.states.pop(item_id, None)
+            tail.states[item_id] = state
+        elif body is None:
+            tail.values[item_id] = None
+        else:
+            header = value_header(body, meta.created_ms, "")
+            tail.values[item_id] = _Value(offset, len(body) - header.length, header)
+            # What another record said before of an item of this id was no state of it, or is followed by another.
+            tail.states.pop(item_id, None)
+    except CorruptError:
+        # It was read as it was written, and no queue wrote it.
+        return False
+    return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import flag, instance_of, integer, make_plain, optional, record_bytes, several, text
 from wal3_core.errors import InvalidRequestError
 from wal3_core.views.queue.definition import QueueDefinition
-from wal3_core.views.queue.items import ItemState, NewItem, a_delay, a_time, check_one_time, positive
+from wal3_core.views.queue.items import LEASE_S_MAX, ItemState, NewItem, a_delay, a_time, check_one_time, positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,8 +20,8 @@ BYTES_MAX = 32 * 2**20
 
 def _a_lease_time(value: object, name: str) -> float:
     plain = a_delay(value, name)
-    if plain == 0:
-        message = f"{name}: expected a number of seconds above 0, found 0"
+    if not 0 < plain <= LEASE_S_MAX:
+        message = f"{name}: expected a number of seconds above 0, up to {LEASE_S_MAX}, found {plain}"
         raise InvalidRequestError(message)
     return plain
 
@@ -149,6 +149,24 @@ class Extend:
 
 
 @dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Put leased items back, due now, without their tokens: all or none. Its result is a list of Enqueued.
+
+    Those that were handed out as often as they may be go to the dead letters.
+    """
+
+    ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type or out of range."""
+        several(self.ids, "ids")
+        object.__setattr__(self, "ids", tuple(dict.fromkeys(integer(item_id, "id") for item_id in self.ids)))
+        if not 1 <= len(self.ids) <= ITEMS_MAX:
+            message = f"reclaim: expected 1 to {ITEMS_MAX} items, found {len(self.ids)}"
+            raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
 class Bury:
     """Put a leased item among the dead letters. Its result is None."""
 
@@ -204,6 +222,15 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True)
+class Retime:
+    """Set the queue's time back to the wall clock's, some thousands of items in each fragment.
+
+    Its result is how many items have got another time: those that were enqueued, or handed out, when the queue's time
+    was further than it is now.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Define:
     """Give the queue another definition. Its result is None."""
 
@@ -214,7 +241,7 @@ class Define:
         make_plain(self, definition=instance_of(QueueDefinition))
 
 
-Operation = Enqueue | Dequeue | Release | GiveBack | Requeue | Extend | Bury | Kick | Purge | Define
+Operation = Enqueue | Dequeue | Release | GiveBack | Requeue | Extend | Reclaim | Bury | Kick | Purge | Retime | Define
 
 
 def listed(items: Iterable[NewItem]) -> Enqueue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.options import MIB, ReaderOptions, WriterOptions, check_ranges
+from wal3_core.options import MIB, ReaderOptions, View, WriterOptions, check_ranges, of_view
 
 _BYTES_MAX = 2**63 - 1
 _COUNT_MAX = 2**31 - 1
@@ -51,6 +51,7 @@ class QueueOptions:
                 "bytes_waiting_max": (1, _BYTES_MAX),
             },
         )
+        object.__setattr__(self, "writer", of_view(self.writer, View.QUEUE))
         for name, least in _WRITER_MIN.items():
             found = getattr(self.writer, name)
             if found < least:

@@ -9,11 +9,11 @@ from wal3_core.errors import CorruptError
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue.answering import fitting, peeked
-from wal3_core.views.queue.clock import QueueClock
+from wal3_core.views.queue.held_items import US_PER_MS
 from wal3_core.views.queue.items import positive
 from wal3_core.views.queue.loading import CURSOR, QueueLoader, expecting_a_queue
 from wal3_core.views.queue.values import Values
@@ -47,9 +47,7 @@ def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = 
     runtime = runtime or shared_runtime()
     with expecting_a_queue():
         loaded = QueueLoader(store, log, ReaderOptions(), runtime).load()
-    clock = QueueClock(runtime)
-    clock.begin_at(loaded.meta.now_ms)
-    return loaded.state.stats(clock.now_ms(), 0)
+    return loaded.state.stats(max(loaded.meta.now_ms, wall_us(runtime) // US_PER_MS), 0)
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))

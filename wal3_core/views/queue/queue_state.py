@@ -111,7 +111,7 @@ class QueueState(HeldItems):
             for row in self.pending[priority].take(count - len(leases), turn.now_ms):
                 row = row._replace(deliveries=row.deliveries + 1)  # noqa: PLW2901 - it is handed out once more
                 self.floors_ms[priority] = row.deadline_ms
-                leases.append(self._lease(Lease(row, priority, until_ms, token()), turn))
+                leases.append(self._lease(Lease(row, priority, until_ms, token(), self.jumped_ms), turn))
             if not len(self.pending[priority]):
                 del self.pending[priority]
             if len(leases) == count:
@@ -135,10 +135,9 @@ class QueueState(HeldItems):
                 "no lease" if lease is None else "another lease"
             )
             raise StaleTokenError(message)
-        if lease.until_ms <= now_ms:
-            message = (
-                f"item {item_id}: expected a lease that goes on, found one that ended {now_ms - lease.until_ms} ms ago"
-            )
+        if self.end_ms(lease) <= now_ms:
+            ended_ms = now_ms - self.end_ms(lease)
+            message = f"item {item_id}: expected a lease that goes on, found one that ended {ended_ms} ms ago"
             raise StaleTokenError(message)
         return lease
 
@@ -173,28 +172,45 @@ class QueueState(HeldItems):
             row = row._replace(offset=turn.add(id_key(encoding.VALUE, row.id), body), length=len(wanted.value))
         del self.leased[wanted.id]
         row = row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
-        self._come_back(row, lease.priority, turn)
-        return Enqueued(wanted.id, deadline_ms * US_PER_MS, advanced=advanced)
+        dead = self._come_back(row, lease.priority, turn)
+        return Enqueued(wanted.id, deadline_ms * US_PER_MS, advanced=advanced, dead=dead)
 
     def give_back(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> None:
         """Put leased items back where they were, as if they had not been handed out; those leased no more stay."""
         for item_id, token in leases:
             with contextlib.suppress(StaleTokenError):
-                row, priority, _, _ = self.held(item_id, token, turn.now_ms)
+                lease = self.held(item_id, token, turn.now_ms)
+                row, priority = lease.row, lease.priority
                 del self.leased[item_id]
                 deadline_ms = max(row.deadline_ms, self.floors_ms.get(priority, 0))
                 row = row._replace(deadline_ms=deadline_ms, deliveries=row.deliveries - 1)
                 self._save(encoding.PENDING, row, turn)
                 self.add_pending(row, priority)
 
-    def _come_back(self, row: Row, priority: int, turn: Turn) -> None:
+    def reclaim(self, ids: Iterable[int], turn: Turn) -> list[Enqueued]:
+        """Put leased items back without their tokens; UnknownItemError names one that is not leased."""
+        ids = list(ids)
+        for item_id in ids:
+            if item_id not in self.leased:
+                message = f"item {item_id}: expected it to be leased, found no lease"
+                raise UnknownItemError(message)
+        return [self._reclaim(self.leased.pop(item_id), turn) for item_id in ids]
+
+    def _reclaim(self, lease: Lease, turn: Turn) -> Enqueued:
+        deadline_ms, _ = self._deadline(None, None, lease.priority, turn.now_ms)
+        row = lease.row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
+        dead = self._come_back(row, lease.priority, turn)
+        return Enqueued(row.id, deadline_ms * US_PER_MS, dead=dead)
+
+    def _come_back(self, row: Row, priority: int, turn: Turn) -> bool:
         """Put an item in line again, or among the dead letters if it was handed out as often as it may be."""
         most = self.definition.max_deliveries
         if most is not None and row.deliveries >= most:
             self._bury(row, priority, turn)
-            return
+            return True
         self._save(encoding.PENDING, row, turn)
         self.add_pending(row, priority)
+        return False
 
     def _save(self, kind: bytes, row: Row, turn: Turn) -> None:
         state = StateRecord(kind, row.deadline_ms, row.deliveries, row.requeued_ms, NEVER, NO_TOKEN)
@@ -208,7 +224,7 @@ class QueueState(HeldItems):
         """Let a lease end that long from now; return when."""
         lease = self.held(item_id, token, turn.now_ms)
         until_ms = turn.now_ms + max(1, whole_ms(lease_s))
-        self._lease(lease._replace(until_ms=until_ms), turn)
+        self._lease(lease._replace(until_ms=until_ms, jumped_ms=self.jumped_ms), turn)
         return until_ms * US_PER_MS
 
     def bury(self, item_id: int, token: str, turn: Turn) -> None:
@@ -242,10 +258,31 @@ class QueueState(HeldItems):
         ended = 0
         while ended < count and (until_ms := self._first_end_ms()) is not None and until_ms <= turn.now_ms:
             lease = self.leased.pop(self._ends[0][1])
-            floor = self.floors_ms.get(lease.priority, until_ms)
-            self._come_back(lease.row._replace(deadline_ms=max(until_ms, floor)), lease.priority, turn)
+            due_ms = max(lease.until_ms, self.floors_ms.get(lease.priority, lease.until_ms))
+            self._come_back(lease.row._replace(deadline_ms=due_ms), lease.priority, turn)
             ended += 1
         return ended
+
+    def retime(self, count: int, now_ms: int, turn: Turn) -> int:
+        """Let the queue's time be an earlier one, for up to ``count`` items; return how many got another time.
+
+        Leases end. What was due so long after it was enqueued or put back is due so long after that time.
+        """
+        self.floors_ms = {priority: min(floor_ms, now_ms) for priority, floor_ms in self.floors_ms.items()}
+        ids = list(self.leased)[:count]
+        for item_id in ids:
+            lease = self.leased.pop(item_id)
+            self._come_back(lease.row._replace(deadline_ms=now_ms), lease.priority, turn)
+        moved = len(ids)
+        for priority, queue in self.pending.items():
+            for row in queue.take_late(count - moved, now_ms, turn.now_ms):
+                since_ms = row.requeued_ms if row.requeued_ms != NEVER else row.enqueued_ms
+                deadline_ms = now_ms + (row.deadline_ms - since_ms if since_ms > now_ms else 0)
+                row = row._replace(deadline_ms=deadline_ms, requeued_ms=now_ms)  # noqa: PLW2901 - at its new time
+                self._save(encoding.PENDING, row, turn)
+                self.add_pending(row, priority)
+                moved += 1
+        return moved
 
     def purge(self, states: Iterable[ItemState], count: int, turn: Turn) -> int:
         """Remove up to ``count`` items of these states; return how many."""

@@ -120,6 +120,24 @@ class Pending:
         self._runs = [run for run in self._runs if len(run)]
         return taken
 
+    def take_late(self, count: int, now_ms: int, was_ms: int) -> list[Row]:
+        """Remove up to ``count`` items that have their deadlines because the time was ``was_ms``, and is another.
+
+        They were enqueued or put back when it was further, or their leases ended then.
+        """
+        taken: list[Row] = []
+        if self._recent:
+            self._freeze()
+        for run in self._runs:
+            rows = run.left
+            since_ms = np.where(rows["requeued_ms"] < 0, rows["enqueued_ms"], rows["requeued_ms"])
+            came_back = (rows["deliveries"] > 0) & (now_ms < rows["deadline_ms"]) & (rows["deadline_ms"] <= was_ms)
+            late = ((since_ms > now_ms) & (rows["deadline_ms"] >= since_ms)) | came_back
+            places = np.flatnonzero(late)[: count - len(taken)]
+            taken += [Row(*numbers) for numbers in rows[places].tolist()]
+            run.rows, run.begin = np.delete(rows, places), 0
+        return taken
+
     def next_deadline_ms(self) -> int | None:
         """Return the earliest deadline."""
         head = self.head(1)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 LOOK_S = 5.0
 
 
-def fenced(url: str, by: str) -> FencedError:
+def fenced(url: str) -> FencedError:
     """Make the error of a broker that has lost its queue."""
     return FencedError(
-        f"queue {url}: expected to be its only broker, found records of {by}: open it again to take it back"
+        f"queue {url}: expected to be its only broker, found that another one has taken it: open it again to take it"
+        f" back"
     )
 
 
@@ -52,19 +53,19 @@ class Taken:
         """Take note that the log was the broker's at a time, by the monotonic clock."""
         self._known_s = max(self._known_s, at_s)
 
-    def check(self, end: int) -> None:
-        """Raise FencedError if the log had records from offset ``end`` on a moment ago; end is the broker's own.
+    def goes_on(self, end: int) -> bool:
+        """Tell whether the log had records from offset ``end`` on a moment ago; end is the broker's own.
 
         LogReplacedError when the name leads to another log now.
         """
-        if self._look is not None:
-            if self._look.done():
-                look, self._look = self._look, None
-                if self._found(look) > end:
-                    raise fenced(self._url, "another writer")
-            return
-        if self._runtime.monotonic_s() - self._looked_s >= LOOK_S:
-            self._begin()
+        if self._look is None:
+            if self._runtime.monotonic_s() - self._looked_s >= LOOK_S:
+                self._begin()
+            return False
+        if not self._look.done():
+            return False
+        look, self._look = self._look, None
+        return self._found(look) > end
 
     def _begin(self) -> None:
         self._looked_s = self._runtime.monotonic_s()

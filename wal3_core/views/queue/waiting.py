@@ -47,11 +47,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A dequeue for which there was no item; ``until_s`` is by the monotonic clock."""
+    """A dequeue for which there was no item; ``until_s`` is by the monotonic clock, ``number`` its place."""
 
     operation: Dequeue
     future: Future[Any]
     until_s: float
+    number: int
+
+    def begin(self) -> bool:
+        """Serve it; False if it was cancelled. It may have been served by a turn that was undone."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
 
 
 class Line:
@@ -63,6 +68,9 @@ class Line:
         # Before then, none has waited enough; and when all were last looked at, which takes long of many.
         self._until_s = math.inf
         self._looked_s = 0.0
+        self._num_joined = 0
+        # Who has left in the turn that is under way.
+        self._left: list[Waiter] = []
 
     def __len__(self) -> int:
         """Return how many wait; those who gave up leave with the next turn."""
@@ -71,8 +79,19 @@ class Line:
     def join(self, operation: Dequeue, future: Future[Any]) -> None:
         """Add a call; its time begins now."""
         until_s = self._runtime.monotonic_s() + operation.timeout_s
-        self._waiters.append(Waiter(operation, future, until_s))
+        self._num_joined += 1
+        self._waiters.append(Waiter(operation, future, until_s, self._num_joined))
         self._until_s = min(self._until_s, until_s)
+
+    def begin_turn(self) -> None:
+        """Forget who has left by now."""
+        self._left = []
+
+    def undo_turn(self) -> None:
+        """Let those wait on, in their places, who have left in this turn."""
+        self._waiters = deque(sorted([*self._left, *self._waiters], key=lambda each: each.number))
+        self._until_s = min((each.until_s for each in self._waiters), default=math.inf)
+        self._left = []
 
     def first(self) -> Waiter | None:
         """Return who is next; those who gave up leave."""
@@ -82,7 +101,7 @@ class Line:
 
     def leave(self) -> None:
         """Take the first one out."""
-        self._waiters.popleft()
+        self._left.append(self._waiters.popleft())
 
     def futures(self) -> set[Future[Any]]:
         """Return those of all who wait."""
@@ -92,7 +111,7 @@ class Line:
         """Return how long until one may have waited enough; None when there is none."""
         return self._until_s - self._runtime.monotonic_s() if self._waiters else None
 
-    def over(self, *, last: bool) -> list[Future[Any]]:
+    def over(self, *, last: bool) -> list[Waiter]:
         """Take those out who have waited enough, with the ``last`` turn all, and now and then those who gave up."""
         now_s = self._runtime.monotonic_s()
         if not last and now_s < min(self._until_s, self._looked_s + _LOOK_S):
@@ -101,9 +120,10 @@ class Line:
         if over:
             gone = {id(each) for each in over}
             self._waiters = deque(each for each in self._waiters if id(each) not in gone)
+            self._left += over
         self._until_s = min((each.until_s for each in self._waiters), default=math.inf)
         self._looked_s = now_s
-        return [each.future for each in over]
+        return over
 
 
 class Inbox:
