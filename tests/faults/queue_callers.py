@@ -276,6 +276,8 @@ class Caller:
             self.held.append(item)
 
         lease_s = self.dice.choice((0.3, 5.0, 60.0))
+        # Whatever is answered, it may end by then.
+        self.until_s.pop(item.token, None)
         return self._do([("extend", item.token)], lambda: self.queue.extend(item.id, item.token, lease_s), check)
 
     def reclaim(self) -> None:

@@ -195,17 +195,29 @@ def test_forked_process_does_nothing_with_the_queue(queue: DelayQueue) -> None:
 
 
 def test_interrupted_dequeue_leaves_the_line(queue: DelayQueue) -> None:
+    interrupted = Event()
+
+    def once(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
     def interrupt() -> None:
         while not queue.stats().waiting:
             time.sleep(0.01)
-        # Python takes notice of a signal that comes just before a thread begins to wait when the wait ends.
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
+        # Python takes notice of a signal that comes just before a thread begins to wait when the wait ends, or with the
+        # next one.
+        while not interrupted.wait(0.2):
+            os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, once)
     thread = Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        queue.dequeue(timeout_s=DEADLINE_S)
-    thread.join(DEADLINE_S)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            queue.dequeue(timeout_s=DEADLINE_S)
+        thread.join(DEADLINE_S)
+    finally:
+        signal.signal(signal.SIGINT, before)
     queue.enqueue(b"x")
     assert [item.deliveries for item in queue.dequeue()] == [1]

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.stores import FaultyStore
 from wal3_core import LogWriter
 from wal3_core.errors import UnavailableError
 from wal3_core.fleet.identity import store_identity
@@ -312,6 +313,19 @@ def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
     store_identity(open_store(below), create=True)
 
     assert examine(open_store(s3_url)).advice == ("is this the right folder? Another store lies below it, in teams/",)
+
+
+def test_log_whose_pointers_are_not_rolled_is_named() -> None:
+    store = FaultyStore(MemoryStore(shared_runtime()))
+    store.fail("create", "/snapshot/", "denied", times=10**6)
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        for number in range(120):
+            writer.append(b"%d" % number)
+
+    (advice,) = examine(store.inner).advice
+
+    assert advice.startswith("log a: its manifest has 1")
+    assert "rolls into snapshots fail" in advice
 
 
 def test_file_system_without_hard_links_gets_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_j
 
 @click.command("reclaim")
 @queue_argument()
-@click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True)
+@click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
 @json_option
 @queues_options
 def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -> None:

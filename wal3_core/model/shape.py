@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.options import SnapshotOptions
 
+# More than this, and rolls fail: they leave some forty in a manifest at most, however large the log is.
+UNROLLED_POINTERS = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError, UnsuitableStoreError
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.model.shape import UNROLLED_POINTERS
+from wal3_core.model.vacancy import manifest_or_vacancy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
@@ -208,14 +211,29 @@ class _Examination:
         self._checks.append(Check(name, passed, found))
 
     def _check_place(self, whole: ObjectStore) -> None:
-        """Name another store in the folders below: the URL may be one folder too high. A directory is refused then."""
-        keys = (meta.path for meta in islice(whole.list_objects(""), _KEYS_LOOKED_AT_MAX))
-        for key in keys:
+        """Name another store in the folders below: the URL may be one folder too high. A directory is refused then.
+
+        Beside it, logs whose manifests grow.
+        """
+        for key in [meta.path for meta in islice(whole.list_objects(""), _KEYS_LOOKED_AT_MAX)]:
             if key.endswith(f"/{STORE_IDENTITY}"):
                 self._advice.append(
                     f"is this the right folder? Another store lies below it, in {key.rpartition('/')[0]}/"
                 )
                 return
+            if key.endswith(f"/{MANIFEST}"):
+                self._check_rolls(whole, key)
+
+    def _check_rolls(self, whole: ObjectStore, key: str) -> None:
+        """Name a log whose pointers are not rolled into snapshots, if its manifest can be read."""
+        with contextlib.suppress(LogError):
+            found = whole.get(key)
+            manifest = manifest_or_vacancy(found.data, what=key) if isinstance(found, Versioned) else None
+            if isinstance(manifest, Manifest) and len(manifest.pointers) > UNROLLED_POINTERS:
+                self._advice.append(
+                    f"log {key.removesuffix(f'/{MANIFEST}')}: its manifest has {len(manifest.pointers)} pointers, so"
+                    f" each append writes more and more: rolls into snapshots fail, and the writers' log lines say why"
+                )
 
     def _created(self, path: str, data: bytes) -> Etag:
         outcome = self._put(path, data, None)

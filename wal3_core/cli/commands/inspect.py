@@ -18,6 +18,7 @@ from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import key_rollup_path
+from wal3_core.model.shape import UNROLLED_POINTERS
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
-# Rolls leave at most some forty, however large the log is.
-_POINTERS_MAX = 100
 
 
 @click.command()
@@ -141,7 +140,7 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "log id", manifest.log_id
     yield "records", count(manifest.num_records)
     yield "bytes", f"{size(manifest.num_bytes)} in fragments, {size(len(manifest.to_bytes()))} in the manifest"
-    if len(manifest.pointers) > _POINTERS_MAX:
+    if len(manifest.pointers) > UNROLLED_POINTERS:
         found = f"{count(len(manifest.pointers))} pointers"
         yield "not rolled", f"{found}: rolls into snapshots fail, and the writers' log lines say why"
     for name, place in (("first", manifest.first), ("next", manifest.next)):
