@@ -78,6 +78,17 @@ def test_unknown_prefix_is_refused(wal3: Command) -> None:
     assert "expected a log order, or logs below it, found none: `wal3 ls` lists all logs" in result.stderr
 
 
+def test_list_of_a_bucket_names_the_stores_below(s3_url: str) -> None:
+    Command(f"{s3_url}/teams").ok("append", "--create", "--raw", "orders", stdin="1\n")
+    store_identity(open_store(f"{s3_url}/teams"), create=True)
+    Command(s3_url).ok("append", "--create", "--raw", "other/a", stdin="1\n")
+
+    listed = Command(s3_url)("ls")
+
+    assert listed.exit_code == 0
+    assert listed.stderr == f"teams/ is a store of its own: is its URL {s3_url}/teams?\n"
+
+
 @pytest.mark.slow
 def test_empty_prefix_of_a_bucket_is_no_store_until_the_first_log(s3_url: str) -> None:
     empty = Command(s3_url)("ls")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,15 +19,18 @@ from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
 from wal3_core.fleet.pressure import measure_logs
 from wal3_core.model.manifest_parts import BEING_DESTROYED
+from wal3_core.model.paths import STORE_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
 _COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
 _LAG_COLUMNS = ("lag", "farthest behind")
+# Each takes a request.
+_FOLDERS_LOOKED_AT_MAX = 16
 _SORTS = ("log", "records", "bytes", "lag")
 
 
@@ -78,6 +83,7 @@ def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, a
     if lag and sort != "lag":
         unreadable += _add_lags(store, shown)
     _show(shown, len(rows) - len(shown), as_json=as_json)
+    _note_stores(store, manifests)
     if unreadable:
         raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
 
@@ -94,6 +100,16 @@ def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> list[str]:
         else:
             row |= {"lag": pressure.unprocessed, "consumer": pressure.consumer}
     return unreadable
+
+
+def _note_stores(store: ObjectStore, logs: Iterable[str]) -> None:
+    """Say on stderr which folders are stores of their own: the URL may be one folder too high."""
+    folders = sorted({str(above) for log in logs for above in PurePosixPath(log).parents} - {"."})
+    for folder in folders[:_FOLDERS_LOOKED_AT_MAX]:
+        # To list the logs did not need it.
+        with suppress(LogError):
+            if store.head(f"{folder}/{STORE_IDENTITY}") is not None:
+                click.echo(f"{folder}/ is a store of its own: is its URL {store.url}/{folder}?", err=True)
 
 
 def _show(rows: list[dict[str, Any]], left_out: int, *, as_json: bool) -> None:
