@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from wal3_core.cli.times import Duration, Time, seconds_of, wait_of
+from wal3_core.cli.times import Duration, Time, age_of, seconds_of, wait_of
 from wal3_core.runtime import US_PER_S, shared_runtime
 
 if TYPE_CHECKING:
@@ -154,3 +154,10 @@ def test_raw_output_is_raw_input(wal3: Command) -> None:
     wal3.ok("append", "--create", "--raw", "b", stdin=wal3.ok("cat", "a", "--raw"))
 
     assert wal3.ok("cat", "b", "--raw") == b"1\n2\n\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.9, "0s"), (59.2, "59s"), (3719, "1h1m"), (86_399.5, "23h59m"), (2_257_445.0, "26d3h")]
+)
+def test_age_is_rounded_down_to_its_second_unit(seconds: float, shown: str) -> None:
+    assert age_of(seconds) == shown

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.output import count, counted, plain, print_json, size
 from wal3_core.cli.tables import show_table
+from wal3_core.cli.times import age_of
 from wal3_core.model.rollup import Decision
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _cells(lanes: Sequence[MarkedLog], total: Callable[..., int], handing: str) 
         f"{decision}, over the limit" if any(each.over for each in lanes) else decision,
         count(total(each.num_records for each in lanes)),
         size(max(each.num_bytes for each in lanes)),
-        str(timedelta(seconds=int(max(each.age_s for each in lanes)))),
+        age_of(max(each.age_s for each in lanes)),
         count(max(each.marker.reinsertions for each in lanes)),
         first.reason,
     )

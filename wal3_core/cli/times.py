@@ -44,6 +44,12 @@ def with_durations(text: str) -> str:
     return re.sub(r"\b(\d{2,15}) s\b", lambda found: duration_of(int(found[1])), text)
 
 
+def age_of(seconds: float) -> str:
+    """Write how long something has lasted, rounded down to its second unit: ``0s``, ``23h59m``, ``6d23h``."""
+    least = next((unit for above, unit in _ROUNDED_TO if seconds > above), 1)
+    return duration_of(int(seconds) // least * least)
+
+
 def wait_of(seconds: float) -> str:
     """Write how long to wait, rounded up to its second unit: ``1s``, ``23h59m``, ``6d23h``."""
     least = next((unit for above, unit in _ROUNDED_TO if seconds > above), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ from wal3_core.cli.output import console, count, counted, plain, print_json, qui
 from wal3_core.cli.session import Commands, Session, json_option, open_named
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import check_store
-from wal3_core.cli.times import Duration, Whole
+from wal3_core.cli.times import Duration, Whole, age_of
 from wal3_core.fleet.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.runtime import shared_runtime
@@ -186,7 +185,7 @@ def _show(store: ObjectStore, found: FleetStatus, rows_max: int) -> None:
 def _summary(found: FleetStatus) -> str:
     markers = counted(sum(found.markers.values()), "marker")
     behind = f"{count(len(found.logs))} of {counted(found.num_marked, 'marked log')} with unprocessed records"
-    oldest = f", the oldest marked {_age(found.age_s)} ago" if found.logs else ""
+    oldest = f", the oldest marked {age_of(found.age_s)} ago" if found.logs else ""
     records = counted(found.num_unprocessed, "record")
     return f"{markers} waiting; {behind}: {records}{oldest}; {count(len(found.over))} over the limit"
 
@@ -195,7 +194,7 @@ def _cells(each: LogStatus, columns: Sequence[str], rate: float | None = None) -
     pressure = each.pressure
     cells = {
         "log": each.log,
-        "age": _age(each.age_s),
+        "age": age_of(each.age_s),
         "unprocessed": count(pressure.unprocessed),
         "appended/s": "-" if rate is None else f"{rate:,.1f}",
         "limit": "-" if pressure.limit is None else count(pressure.limit),
@@ -203,10 +202,6 @@ def _cells(each: LogStatus, columns: Sequence[str], rate: float | None = None) -
         "state": "over the limit" if pressure.over else "",
     }
     return tuple(plain(cells[column]) for column in columns)
-
-
-def _age(seconds: float) -> str:
-    return str(timedelta(seconds=int(seconds)))
 
 
 # ---------------------------------------------------------------------- again and again
