@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.model.paths import LogId, life_folder
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -288,3 +289,8 @@ class OvertakenStore(FaultyStore):
         self.overtaken = True
         self.overtake()
         return Unknown("the reply was dropped")
+
+
+def age_out(store: ObjectStore, log: str) -> None:
+    """Let age alone decide on a log, so that a plan takes all of it: without a consumer's cursor, it is refused."""
+    PolicyStore(store, log).change(lambda policy: replace(policy, retention_s=0, without_cursors=True))

@@ -215,16 +215,17 @@ class Ruling:
 
 def drawn_policy(dice: Random, *, compacts: bool) -> Policy:
     """Choose a policy whose limits matter within a story."""
-    cleanup = dice.choice((Cleanup.COLLECT, Cleanup.BOTH, Cleanup.COMPACT)) if compacts else Cleanup.COLLECT
-    collects = cleanup is not Cleanup.COMPACT
+    either = (Cleanup.COLLECT, Cleanup.COLLECT, Cleanup.COLLECT, Cleanup.NOTHING)
+    cleanup = dice.choice((*Cleanup,) if compacts else either)
+    collects, drops = cleanup in {Cleanup.COLLECT, Cleanup.BOTH}, cleanup in {Cleanup.COMPACT, Cleanup.BOTH}
     arranges = compacts and dice.random() < 0.5
     retention_s = dice.choice((None, 1, 30)) if collects else None
     return Policy(
         cleanup=cleanup,
         retention_s=retention_s,
         percent_max=dice.choice((None, 100)) if collects else None,
-        min_dirty_percent=0 if arranges or cleanup is not Cleanup.COLLECT else None,
-        delete_retention_s=None if cleanup is Cleanup.COLLECT else dice.choice((0, 5)),
+        min_dirty_percent=0 if arranges or drops else None,
+        delete_retention_s=dice.choice((0, 5)) if drops else None,
         arrange_by_key=arranges,
     )
 

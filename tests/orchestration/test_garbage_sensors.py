@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from dagster import SensorResult, build_sensor_context
 
-from tests.stores import FaultyStore, damage, life_store
+from tests.stores import FaultyStore, age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
@@ -129,8 +129,7 @@ def test_refused_log_is_left_alone_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, "alpha", "gamma")
-    # The plan takes the whole log.
-    CursorStore(fleet, "beta/one").init("reader", LogPosition(7, 0))
+    age_out(fleet, "beta/one")
     planned = run("garbage_plan_job", _whole(known, COLLECT))
 
     assert not planned.success

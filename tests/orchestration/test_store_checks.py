@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.orchestration.checked import check_of, found_bad
-from tests.stores import life_store
+from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_orchestration.defs.verification import SOUND
 from wal3_orchestration.log_records import KnownProblem, LogRecord, LogRecords
@@ -118,7 +118,7 @@ def test_damaged_log_that_is_gone_is_not_counted(run: Run, instance: DagsterInst
 def test_checks_of_one_asset_fail_each_for_its_own_logs(known: list[str], fleet: ObjectStore, run: Run) -> None:
     # Gamma's plan takes the whole log; alpha's takes half of it, and beta has no cursor.
     CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
-    CursorStore(fleet, "gamma").init("reader", LogPosition(7, 0))
+    age_out(fleet, "gamma")
 
     results = [run("garbage_plan_job", run_request(log, log)) for log in ("gamma", "alpha")]
 

@@ -8,7 +8,7 @@ import pytest
 from dagster import RunRequest
 
 from tests.orchestration.checked import asked, check_of, found_bad, keys, logs_of, recorded_by
-from tests.stores import life_store
+from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, destroy
 from wal3_orchestration import pace as pace_module
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLANNING
@@ -123,8 +123,7 @@ def test_unsafe_log_of_a_sweep_is_not_pruned_and_only_that_log(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     _claim(fleet, "alpha", "beta/one")
-    # The plan takes the whole log.
-    _claim(fleet, "gamma", offset=7)
+    age_out(fleet, "gamma")
 
     result = run("", ALL[COLLECTION])
     alone = run("collection_job", run_request("gamma", "gamma"), only="pruned_manifest")
@@ -139,12 +138,12 @@ def test_unsafe_log_of_a_sweep_is_not_pruned_and_only_that_log(
 
 @pytest.mark.slow
 def test_unsafe_log_is_pruned_once_a_plan_is_safe(
-    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, write: Write
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
-    _claim(fleet, "gamma", offset=7)
+    age_out(fleet, "gamma")
     run("", ALL[COLLECTION])
 
-    write("gamma", fragments=2)
+    _claim(fleet, "gamma", offset=7)
     result = run("", COLLECTION.request_sweep(SCOPE, ["gamma"]))
 
     assert result.success

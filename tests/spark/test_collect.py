@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.logs import TREE, fill
-from tests.stores import damage, life_store
+from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.log.collect.pruner import Marked
-from wal3_core.model.cursor import Cursor
+from wal3_core.model.cursor import Cursor, Owner
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
@@ -110,15 +110,17 @@ def test_plans_of_many_logs_equal_the_collector_s_and_a_bad_log_hides_no_other(
 
 def test_survey_reads_back_from_its_text(local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=4)
-    cursor(local_store, "a", 25)
+    CursorStore(local_store, "a").init("writer-w", LogPosition(25, 0), owner=Owner.WRITER)
+    age_out(local_store, "a")
     fill(local_store, "a", fragments=1)
-    Collector(local_store, "a").announce(Collector(local_store, "a").plan())
+    collector = Collector(local_store, "a", options=CollectorOptions(fraction_max=1))
+    collector.announce(collector.plan())
     survey = survey_log(local_store, "a", CollectorOptions(fraction_max=0.1))
 
     assert Survey.from_text(to_text(survey.to_json())) == survey
     assert survey.refusal is not None
     assert survey.announced is not None
-    assert [(age.name, age.lag) for age in survey.cursors] == [("reader", 26)]
+    assert [(age.name, age.lag) for age in survey.cursors] == [("writer-w", 26)]
 
 
 def test_survey_of_a_log_with_many_cursors_and_documents_reads_back_from_its_text() -> None:

@@ -257,6 +257,7 @@ def test_named_append_that_sleeps_anywhere_while_it_is_made_and_collected_is_in_
                 install_staged(memory_store, "a", again, once=ONCE, options=OPTIONS)
                 install_staged(memory_store, "a", stage(memory_store, b"2"), once=replace(ONCE, append="8"))
                 # Of orphans, which the other one's uploads are, nothing is deleted within a day.
+                CursorStore(memory_store, "a").init("reader", manifest_of(memory_store).next.position)
                 collect(memory_store, "a", options=LATER)
 
         faulty.before = sleep

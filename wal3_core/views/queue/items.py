@@ -170,6 +170,10 @@ class QueueRepair:
     retimed: int
     damaged: int
 
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type or out of range."""
+        make_plain(self, retimed=integer, damaged=integer)
+
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
         return asdict(self)
