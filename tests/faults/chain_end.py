@@ -51,7 +51,7 @@ def finish(
     check_appends(ledger)
     check_named(ledger)
     for log in standing(stage):
-        _check_sound(stage, operator, log)
+        _check_sound(stage, operator, ledger, log)
     _check_updated(stage, operator)
     check_unmovable(stage, operator)
 
@@ -122,8 +122,15 @@ def _drain(stage: Stage, operator: SimProcess, ledger: ChainLedger, owners: Mapp
         stage.world.fired["chain: given again"] += sum(count > 1 for count in course.given.values())
 
 
-def _check_sound(stage: Stage, operator: SimProcess, log: str) -> None:
+def _check_sound(stage: Stage, operator: SimProcess, ledger: ChainLedger, log: str) -> None:
     store, life = SimStore(stage.world, operator), stage.world.names[log].life
+    # A cursor whose creator has died may land when a collection has taken what is there.
+    cursors = CursorStore(store, log, runtime=operator)
+    assert life.manifest is not None
+    first = life.manifest.first
+    for name, offset in cursors.offsets().items():
+        if offset < first.position.offset and ledger.living(name, life) is None:
+            cursors.delete(name)
     report = scrub(store, log, runtime=operator)
     assert report.sound, report.problems
     reader = LogReader.open(store, log, runtime=operator)

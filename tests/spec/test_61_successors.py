@@ -18,8 +18,10 @@ from wal3_core import (
     InvalidRequestError,
     Limits,
     LogNotFoundError,
+    LogReplacedError,
     LogWriter,
     Setsum,
+    destroy,
     follow_across,
     migrate,
     records_across,
@@ -206,3 +208,20 @@ def test_cursor_at_the_end_of_a_sealed_log_is_where_its_successor_begins(memory_
     witness = CursorStore(memory_store, "a").init("reader", manifest_of(memory_store, "a").next.position)
 
     assert bodies(memory_store, "a", witness.cursor.position) == [b"3", b"4", b"5", b"6"]
+
+
+def test_migration_of_a_log_whose_name_is_used_again_meanwhile_begins_nothing(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1")
+    store = FaultyStore(memory_store)
+
+    def use_again(kind: str, path: str) -> None:
+        if kind == "get" and path == "a/manifest/MANIFEST.json" and manifest_of(memory_store, "a").seal is not None:
+            store.before = lambda _kind, _path: None
+            destroy(memory_store, "a")
+            LogWriter.initialize(memory_store, "a")
+
+    store.before = use_again
+    with pytest.raises(LogReplacedError, match="expected the log that was sealed for b, found another one"):
+        migrate(store, "a", "b", reason="full")
+    with pytest.raises(LogNotFoundError):
+        manifest_of(memory_store, "b")

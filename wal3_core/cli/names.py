@@ -79,8 +79,8 @@ def _check_prefix(value: object, what: str) -> str:
 
 def _check_server(value: object, what: str) -> str:
     """Take the name of a server, or that of its dirty log; none is every server."""
-    server = str(value).removeprefix(f"{DIRTY}/")
-    return server and check_log_name(server, what)
+    server = str(value)
+    return server and check_log_name(server.removeprefix(f"{DIRTY}/"), what)
 
 
 def log_argument(name: str = "log", *, many: bool = False) -> Callable[[F], F]:

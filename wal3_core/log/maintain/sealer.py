@@ -127,10 +127,17 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     cursor for each that the sealed log has. InvalidRequestError when the log is not sealed or names none,
     LogExistsError when another log has taken the name.
     """
-    runtime = runtime or shared_runtime()
+    return _begin(store, log, None, runtime or shared_runtime())
+
+
+def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) -> str:
+    """Begin a sealed log's successor; LogReplacedError when the name leads to a log without this seal by now."""
     store = patient(store, runtime)
     ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
     sealed = ending.load().manifest
+    if seal is not None and sealed.seal != seal:
+        message = f"log {log}: expected the log that was sealed for {seal.successor}, found another one of its name"
+        raise LogReplacedError(message)
     if sealed.seal is None or sealed.seal.successor is None:
         found = "it open" if sealed.seal is None else f"a seal that names none: {sealed.seal.reason}"
         message = f"log {log}: expected it sealed, with a successor, found {found}"
@@ -158,7 +165,7 @@ def migrate(
     """Seal a log and begin its successor; after a call that was cut short anywhere, the next one finishes it.
 
     Appends that race get SealedError, which names the successor. SealedError is also raised here when
-    the log was sealed for another successor, or for none.
+    the log was sealed for another successor, or for none; LogReplacedError when it was destroyed and is another one.
     """
     runtime = runtime or shared_runtime()
     store = patient(store, runtime)
@@ -169,7 +176,7 @@ def migrate(
         if sealed.seal is None or sealed.seal.successor != successor:
             raise
         found = sealed.seal
-    initialize_successor(store, log, runtime=runtime)
+    _begin(store, log, found, runtime)
     return found
 
 

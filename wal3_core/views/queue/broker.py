@@ -140,6 +140,12 @@ class Broker:
         self._behind, self._redefines = loaded.behind, loaded.redefines
         self.checkpointer = Checkpointer(loaded, self._options, self._aside, self._cursors, self._runtime)
 
+    def want_checkpoint(self) -> Future[None]:
+        """Begin a checkpoint with the next turn, as ``Checkpointer.want``."""
+        if self._sealed is not None:
+            raise self._sealed
+        return self.checkpointer.want()
+
     def is_here(self) -> bool:
         """Whether this is the broker's thread."""
         return self._thread.is_current()
@@ -221,6 +227,7 @@ class Broker:
         if self._sealed is None:
             self.checkpointer.begin(self.state, self._end)
         turn = Turn(self._end.offset, self._clock.now_ms())
+        self.state.forget_ended()
         self.state.jumped_ms = self._clock.jumped_ms
         if self._sealed is None:
             self.state.end_leases(_TURN_RECORDS // 4, turn)
@@ -293,9 +300,11 @@ class Broker:
         if isinstance(call.operation, Purge):
             num_done = self.state.purge(call.operation.states, room, turn)
         else:
-            now_ms = self._clock.bounded_ms()
+            # The same one in all turns: it tells what an earlier one has retimed.
+            now_ms = self._clock.bounded_ms() if call.at_ms is None else call.at_ms
             if now_ms >= turn.now_ms:
                 return call.num_removed
+            call = replace(call, at_ms=now_ms)
             num_done = self.state.retime(room, now_ms, turn)
             if num_done < room:
                 # Last of all: as long as the queue's time is further, a call that is repeated finds the others.
@@ -313,6 +322,7 @@ class Broker:
             give(waiter.future, None, error)
         for call in calls:
             if not isinstance(call.operation, Look):
+                self.inbox.done(call.num_bytes)
                 give(call.future, None, error)
         return [call for call in calls if isinstance(call.operation, Look)]
 

@@ -415,11 +415,12 @@ class DelayQueue(Closing):
         """
         import asyncio  # noqa: PLC0415 - as in ``Calls``
 
-        future = await self._async.made(partial(self.submit, operation), give_back=self._give_up)
+        give_up = self._give_up if isinstance(operation, Dequeue) else _cancel
+        future = await self._async.made(partial(self.submit, operation), give_back=give_up)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._give_up(future)
+            give_up(future)
             raise
 
     def _look(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
@@ -435,9 +436,12 @@ class DelayQueue(Closing):
         return self._runtime.wait(future)
 
     def checkpoint(self) -> None:
-        """Write the index now, so that loading the queue takes least time, and key compaction can go as far."""
+        """Write the index now, so that loading the queue takes least time, and key compaction can go as far.
+
+        SealedError when the queue's log is sealed.
+        """
         broker = self._broker
-        waiting: Future[None] = self._look(lambda _state, _now: broker.checkpointer.want())
+        waiting: Future[None] = self._look(lambda _state, _now: broker.want_checkpoint())
         self._wait(waiting)
 
     checkpoint_async = awaited(checkpoint)
@@ -447,3 +451,7 @@ class DelayQueue(Closing):
         """Do what was asked for so far, and end; calls that wait for an item get none."""
         self._broker.close()
         self._async.close()
+
+
+def _cancel(future: Future[Any]) -> None:
+    future.cancel()

@@ -60,6 +60,9 @@ class HeldItems:
         self.jumped_ms = 0.0
         # When leases end, but for what jumped, and of which item; some have ended earlier, or go on.
         self._ends: list[tuple[float, int]] = []
+        # By how much the time had jumped before each lease began, by its token and end: a lease that a turn has ended
+        # is back if that turn is not done.
+        self._jumped_ms: dict[tuple[bytes, int], float] = {}
         # Records of others that were passed, the offset of the newest, and damaged fragments that were left out.
         self.num_strays, self.num_damaged = 0, 0
         self.stray_offset: int | None = None
@@ -92,7 +95,10 @@ class HeldItems:
         """Let another item have the dedupe key of one that is removed."""
         key = self.dedupe_keys.pop(item_id, None)
         if key is not None:
-            del self.ids_by_key[key], self._named_due_ms[item_id]
+            del self._named_due_ms[item_id]
+            # Where damage hid an item for a while, another one may have its key.
+            if self.ids_by_key.get(key) == item_id:
+                del self.ids_by_key[key]
 
     def named_deadline_ms(self, item_id: int) -> int:
         """Return the deadline of an item that has a dedupe key, at once however many items there are."""
@@ -191,14 +197,19 @@ class HeldItems:
     def begin_leases(self, jumped_ms: float, earlier: HeldItems | None) -> None:
         """Let leases go on by this broker's clock; those that it knew before end when they would have."""
         self.jumped_ms = jumped_ms
-        for item_id, lease in list(self.leased.items()):
-            known = None if earlier is None else earlier.leased.get(item_id)
-            is_known = known is not None and known.token == lease.token
-            self.hold(lease._replace(jumped_ms=known.jumped_ms if known is not None and is_known else jumped_ms))
+        known = {} if earlier is None else earlier._jumped_ms  # noqa: SLF001 - of the same class
+        for lease in list(self.leased.values()):
+            self.hold(lease._replace(jumped_ms=known.get((lease.token, lease.until_ms), jumped_ms)))
+
+    def forget_ended(self) -> None:
+        """Let go of what is known of leases that have ended; what a turn has done is durable."""
+        if len(self._jumped_ms) > _ENDS_MIN + 2 * len(self.leased):
+            self._jumped_ms = {(each.token, each.until_ms): each.jumped_ms for each in self.leased.values()}
 
     def hold(self, lease: Lease) -> None:
         """Add a lease, or replace that of the same item."""
         self.leased[lease.row.id] = lease
+        self._jumped_ms[lease.token, lease.until_ms] = lease.jumped_ms
         heapq.heappush(self._ends, (lease.until_ms - lease.jumped_ms, lease.row.id))
         if len(self._ends) > _ENDS_MIN + 2 * len(self.leased):
             # Leases that were extended, and items that were released long before their leases end.

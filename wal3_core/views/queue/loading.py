@@ -405,8 +405,8 @@ class QueueLoader:
             record = tail.states.get(item_id)
             item = _item(item_id, tail, known.get(item_id))
             if item is None:
-                # Its value may be in a fragment that was left out, or one of others has its key.
-                is_lost = self._damaged or id_key(encoding.VALUE, item_id) in foreign
+                # Its value may be in a fragment that was left out, or a record of others has its key.
+                is_lost = self._damaged or item_id in tail.values or id_key(encoding.VALUE, item_id) in foreign
                 if record is not None and not is_lost:
                     message = f"queue {self._url}: item {item_id}: expected a value beside its state, found none"
                     raise CorruptError(message)

@@ -132,6 +132,8 @@ class Pending:
             rows = run.left
             since_ms = np.where(rows["requeued_ms"] < 0, rows["enqueued_ms"], rows["requeued_ms"])
             came_back = (rows["deliveries"] > 0) & (now_ms < rows["deadline_ms"]) & (rows["deadline_ms"] <= was_ms)
+            # Those that were taken before.
+            came_back &= rows["requeued_ms"] != now_ms
             late = ((since_ms > now_ms) & (rows["deadline_ms"] >= since_ms)) | came_back
             places = np.flatnonzero(late)[: count - len(taken)]
             taken += [Row(*numbers) for numbers in rows[places].tolist()]

@@ -41,8 +41,9 @@ class Call:
     operation: Operation | Look
     future: Future[Any]
     num_bytes: int
-    # Of a purge, by earlier turns.
+    # Of one that goes on for several turns: what it has done by earlier ones, and the time that it sets.
     num_removed: int = 0
+    at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
