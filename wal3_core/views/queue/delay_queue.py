@@ -388,8 +388,7 @@ class DelayQueue(Closing):
 
     def stats(self) -> QueueStats:
         """Return what the queue holds."""
-        broker = self._broker
-        stats: QueueStats = self._look(lambda state, now_ms: state.stats(now_ms, broker.num_waiting))
+        stats: QueueStats = self._look(lambda state, now_ms: state.stats(now_ms, self._broker.num_waiting))
         return stats
 
     stats_async = awaited(stats)
@@ -436,13 +435,8 @@ class DelayQueue(Closing):
         return self._runtime.wait(future)
 
     def checkpoint(self) -> None:
-        """Write the index now, so that loading the queue takes least time, and key compaction can go as far.
-
-        SealedError when the queue's log is sealed.
-        """
-        broker = self._broker
-        waiting: Future[None] = self._look(lambda _state, _now: broker.want_checkpoint())
-        self._wait(waiting)
+        """Write the index now, so that loading the queue takes least time, and key compaction can go as far."""
+        self._wait(self._look(lambda _state, _now: self._broker.want_checkpoint()))
 
     checkpoint_async = awaited(checkpoint)
     """Await ``checkpoint``."""
