@@ -266,7 +266,8 @@ class Ledger:
         asked |= self.asked["reclaim", item.id] > self.done["reclaim", item.id]
         if new.requeued_ms == self.now_ms != item.requeued_ms:
             return asked
-        return new.kind == DEAD and self.asked["bury", item.token] > self.done["bury", item.token]
+        asked = self.asked["bury", item.token] > self.done["bury", item.token]
+        return asked and new.kind == DEAD and new.deadline_ms == item.deadline_ms
 
     def _floored(self, item: Item, deadline_ms: int) -> int:
         return max(deadline_ms, self._floors_ms.get(item.priority, 0))
