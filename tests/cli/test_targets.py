@@ -78,6 +78,13 @@ def test_unknown_prefix_is_refused(wal3: Command) -> None:
     assert "expected a log order, or logs below it, found none: `wal3 ls` lists all logs" in result.stderr
 
 
+def test_bucket_that_is_not_there_is_a_mistake_like_a_directory(s3_bucket_url: str) -> None:
+    missing = Command(f"{s3_bucket_url}-not-there/a")("ls")
+
+    assert missing.exit_code == 2
+    assert "there is no such bucket" in missing.stderr
+
+
 def test_list_of_a_bucket_names_the_stores_below(s3_url: str) -> None:
     Command(f"{s3_url}/teams").ok("append", "--create", "--raw", "orders", stdin="1\n")
     store_identity(open_store(f"{s3_url}/teams"), create=True)

@@ -36,6 +36,8 @@ _COMMANDS = {
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
 
+_NO_BUCKET = "there is no such bucket"
+
 # Longer than a path in a store.
 _LONG = re.compile(r"(\S{80})\S{1200,}")
 
@@ -108,9 +110,10 @@ def failure(error: LogError, log: str = "LOG") -> Failure:
     if isinstance(error, CorruptError):
         hint = f"`{shlex.join(['wal3', 'scrub', log])}` shows all that is damaged; {section_of(str(error))}"
         return Failure(explain(error), hint=hint)
-    # An offset that the log no longer holds is a mistake like one that it does not hold yet.
-    kind = InvalidFailure if isinstance(error, InvalidRequestError | GarbageCollectedError) else Failure
-    return kind(explain(error))
+    # An offset that the log no longer holds is a mistake like one that it does not hold yet, and a bucket that is not
+    # there one like a directory.
+    is_mistake = isinstance(error, InvalidRequestError | GarbageCollectedError) or _NO_BUCKET in str(error)
+    return (InvalidFailure if is_mistake else Failure)(explain(error))
 
 
 def section_of(damaged: str) -> str:
