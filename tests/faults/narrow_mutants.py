@@ -208,7 +208,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a writer's cursor counts as a consumer's",
-        "wal3_core.log.collect.planner:_is_consumed",
+        "wal3_core.log.collect.planner:is_consumed",
         "not all(name.startswith(WRITER_CURSOR) for name in cursors)",
         "bool(cursors)",
     ),

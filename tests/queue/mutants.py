@@ -26,10 +26,10 @@ QUEUE_MUTANTS = (
         "math.ceil(0.0)",
     ),
     Mutation(
-        "an item is reclaimed without a word of it in the log",
-        QUEUE + "queue_state:QueueState._reclaim",
-        "lease.row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)",
-        "lease.row",
+        "an item that is put back keeps its deadline",
+        QUEUE + "queue_state:QueueState._put_back",
+        "row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)",
+        "row",
     ),
     Mutation(
         "deadlines before the last one that was handed out are taken as they are",

@@ -12,10 +12,10 @@ from wal3_core.errors import CollectionRefusedError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.planner import Plan
+from wal3_core.log.collect.planner import Plan, is_consumed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
-from wal3_core.model.paths import CURSOR_FOLDER, WRITER_CURSOR, cursor_name
+from wal3_core.model.paths import CURSOR_FOLDER, cursor_name
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -113,7 +113,7 @@ class Survey:
     def unclaimed(self) -> bool:
         """Whether the log is refused because no consumer has a cursor, which is no fault."""
         refused = self.refusal is not None and self.refusal.kind == CollectionRefusedError.__name__
-        return refused and self.plan is None and all(each.name.startswith(WRITER_CURSOR) for each in self.cursors)
+        return refused and self.plan is None and not is_consumed(each.name for each in self.cursors)
 
     @property
     def due(self) -> bool:

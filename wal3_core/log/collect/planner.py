@@ -20,7 +20,7 @@ from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.manifest import Manifest
@@ -158,7 +158,7 @@ class Planner:
 
     def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
         """Tell whether a cursor says what was read, or the options or the policy allow that none does."""
-        return _is_consumed(cursors) or self._options.without_cursors or policy.without_cursors
+        return is_consumed(cursors) or self._options.without_cursors or policy.without_cursors
 
     def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
         """Return the offsets from which on the log is kept, by what keeps it."""
@@ -203,7 +203,7 @@ class Planner:
         """
         manifest = self.planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
-        if plan.fraction > fraction_max and not _is_consumed(self._offsets()):
+        if plan.fraction > fraction_max and not is_consumed(self._offsets()):
             message = (
                 f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes, as no consumer's"
                 f" cursor says that they were read, found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}):"
@@ -270,7 +270,7 @@ class Planner:
         return f"kept below offset {first.position.offset}: {below}" if below else None
 
 
-def _is_consumed(cursors: Mapping[str, int]) -> bool:
+def is_consumed(cursors: Iterable[str]) -> bool:
     """Tell whether a cursor says that all below it was read; that of a writer that repeats appends does not."""
     return not all(name.startswith(WRITER_CURSOR) for name in cursors)
 

@@ -171,9 +171,7 @@ class QueueState(HeldItems):
             self.num_bytes += len(wanted.value) - row.length
             row = row._replace(offset=turn.add(id_key(encoding.VALUE, row.id), body), length=len(wanted.value))
         del self.leased[wanted.id]
-        row = row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
-        dead = self._come_back(row, lease.priority, turn)
-        return Enqueued(wanted.id, deadline_ms * US_PER_MS, advanced=advanced, dead=dead)
+        return self._put_back(row, deadline_ms, lease.priority, turn, advanced=advanced)
 
     def give_back(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> None:
         """Put leased items back where they were, as if they had not been handed out; those leased no more stay."""
@@ -198,9 +196,11 @@ class QueueState(HeldItems):
 
     def _reclaim(self, lease: Lease, turn: Turn) -> Enqueued:
         deadline_ms, _ = self._deadline(None, None, lease.priority, turn.now_ms)
-        row = lease.row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
-        dead = self._come_back(row, lease.priority, turn)
-        return Enqueued(row.id, deadline_ms * US_PER_MS, dead=dead)
+        return self._put_back(lease.row, deadline_ms, lease.priority, turn)
+
+    def _put_back(self, row: Row, deadline_ms: int, priority: int, turn: Turn, *, advanced: bool = False) -> Enqueued:
+        dead = self._come_back(row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms), priority, turn)
+        return Enqueued(row.id, deadline_ms * US_PER_MS, advanced=advanced, dead=dead)
 
     def _come_back(self, row: Row, priority: int, turn: Turn) -> bool:
         """Put an item in line again, or among the dead letters if it was handed out as often as it may be."""

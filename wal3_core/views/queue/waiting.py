@@ -55,10 +55,6 @@ class Waiter:
     until_s: float
     number: int
 
-    def begin(self) -> bool:
-        """Serve it; False if it was cancelled. It may have been served by a turn that was undone."""
-        return self.future.running() or self.future.set_running_or_notify_cancel()
-
 
 class Line:
     """The calls of dequeue that wait for an item, in their order."""
