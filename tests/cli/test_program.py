@@ -55,7 +55,7 @@ def test_unreachable_store_is_one_line_too(s3_bucket_url: str) -> None:
     del s3_bucket_url
     result = CliRunner().invoke(cli, ["--store", "s3://no-such-bucket", "init", "events"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("Error: store s3://no-such-bucket")
     assert result.stderr.count("\n") == 1
 

@@ -16,19 +16,19 @@ EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
 @pytest.mark.parametrize(
     ("call", "every", "places"),
     [
-        ("append", 1, 40),
-        ("held", 1, 150),
+        ("append", 1, 30),
+        ("held", 1, 80),
         ("flush", 1, 10),
-        ("follow", EVERY, 400),
-        ("fleet", 1, 100),
-        ("fleet-again", 1, 80),
-        ("feed-reader", EVERY, 300),
-        ("feed-subscription", EVERY, 400),
-        ("queue-enqueue", 2, 70),
-        ("queue-dequeue", 2, 50),
+        ("follow", EVERY, 200),
+        ("fleet", 1, 60),
+        ("fleet-again", 1, 40),
+        ("feed-reader", EVERY, 150),
+        ("feed-subscription", EVERY, 200),
+        ("queue-enqueue", 2, 35),
+        ("queue-dequeue", 2, 25),
         # By a signal handler.
-        ("queue-closed", 4, 70),
-        ("keyed-append", 3 * EVERY, 400),
+        ("queue-closed", 4, 35),
+        ("keyed-append", 3 * EVERY, 200),
     ],
 )
 def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every: int, places: int) -> None:
