@@ -80,6 +80,8 @@ class ChainLedger:
     named: NamedLedger
     courses: list[Course] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
+    # Lives in which a consumer that was opened as they began may have created its cursor: it begins there.
+    unseen: set[tuple[str, Oracle]] = field(default_factory=set)
     # Names whose cursor may be deleted at any moment.
     retiring: set[str] = field(default_factory=set)
     _held: dict[LogId, Held] = field(default_factory=dict)
@@ -195,6 +197,12 @@ class ChainLedger:
             if needed or life.over_s < NEVER_S:
                 return True
         return False
+
+    def moved_by_twin(self, course: Course, process: str) -> bool:
+        """Whether the other process with this one's cursor has moved it last: the names of two differ at their ends."""
+        versions = (life.cursors[course.name].landed[-1] for life in self.successors(course.life))
+        movers = {each.writer.rpartition(" ")[0] for each in versions if isinstance(each, Cursor)}
+        return any(mover.split()[0] == process.split(maxsplit=1)[0] for mover in movers - {process})
 
     def check_complete(self, course: Course) -> None:
         """With every fault healed, its owner has processed all that it was to get."""

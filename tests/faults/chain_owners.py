@@ -104,7 +104,7 @@ class Consuming:
         """Process so many records, or all until it is idle."""
         names, ledger = stage.world.names, self.ledger
         lives = [names[log].life for log in self.logs]
-        had = [ledger.has(self.name, life) for life in lives]
+        had = [ledger.has(self.name, life) and (self.name, life) not in ledger.unseen for life in lives]
         consumer = Consumer(
             SimStore(stage.world, process),
             self.logs,
@@ -116,7 +116,9 @@ class Consuming:
         course: Course | None = None
         try:
             with consumer:
-                if any(names[log].life is not life for log, life in zip(self.logs, lives, strict=True)):
+                if moved := {names[log].life for log in self.logs}.difference(lives):
+                    # Where it begins in these, the next opening sees.
+                    ledger.unseen |= {(self.name, life) for life in moved}
                     return
                 courses = [
                     ledger.opened(self.name, life, everything, had=each) for life, each in zip(lives, had, strict=True)
@@ -133,7 +135,7 @@ class Consuming:
                     dice,
                 )
         except GarbageCollectedError as error:
-            tell_gone(stage, ledger, course, error)
+            tell_gone(stage, ledger, course, process, error)
         except InvalidRequestError:
             # The log does not reach its start yet.
             if course is not None or not isinstance(self.start, int):
@@ -154,9 +156,14 @@ class Consuming:
                 return
 
 
-def tell_gone(stage: Stage, ledger: ChainLedger, course: Course | None, error: GarbageCollectedError) -> None:
-    """End the course of an owner that has heard that records are gone; it must be so."""
-    if course is None:
+def tell_gone(
+    stage: Stage, ledger: ChainLedger, course: Course | None, process: SimProcess, error: GarbageCollectedError
+) -> None:
+    """End the course of an owner that has heard that records are gone; it must be so.
+
+    Or another process of the same name has processed them meanwhile, and moved the cursor.
+    """
+    if course is None or ledger.moved_by_twin(course, process.name):
         stage.excuse(error)
         return
     if course.living and not ledger.is_gone(course):

@@ -111,7 +111,7 @@ class Owner:
         try:
             self.work(visit, items_max, dice)
         except GarbageCollectedError as error:
-            tell_gone(stage, self.ledger, visit.course, error)
+            tell_gone(stage, self.ledger, visit.course, process, error)
 
     def work(self, visit: Visit, items_max: int, dice: Random) -> None:
         """Open it, and process so many items, or all that there are."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PENDING, LEASED, DEAD = encoding.PENDING, encoding.LEASED, encoding.DEAD
 WHAT = "the log of the queue"
-# The body of a record that is none of the queue's, whatever its key.
-STRAY = b"not meant for a queue"
+# The body of a record that is none of the queue's, whatever its key: shorter than the header that it announces.
+STRAY = b"\xffstray"
 # How far the queue's time may be ahead of the store's: what the log's may, and what appends and rounding take.
 AHEAD_S_MAX = 61.0
 # An operation, and what it is about: a value, a token, or the state of the items that are purged.
@@ -240,7 +240,9 @@ class Ledger:
         assert item_id in self.items, f"item {item_id}: it was removed, and is back"
         new, item = encoding.state_record(body, WHAT), self.items[item_id]
         value = self._values.pop(item_id, None)
-        if new.kind == LEASED:
+        if self._is_written_again(item, new, value):
+            self.seen["written again"] += 1
+        elif new.kind == LEASED:
             assert value is None
             self._lease(item, new)
         elif item.kind == DEAD:
@@ -256,6 +258,21 @@ class Ledger:
                 self._end_lease(item, back, new)
             else:
                 self._give_back(item, back, new, value)
+
+    def _is_written_again(self, item: Item, new: StateRecord, value: tuple[bytes, ValueHeader] | None) -> bool:
+        """Whether a record says what the queue has: one of others had its key."""
+        token = bytes.fromhex(item.token) if item.token else NO_TOKEN
+        if new != (item.kind, item.deadline_ms, item.deliveries, item.requeued_ms, item.until_ms, token):
+            return False
+        if self.asked["extend", item.token] > self.done["extend", item.token] and value is None:
+            return False
+        assert self.num_foreign, f"{item}: written again, and nothing had its key"
+        if value is not None:
+            body, header = value
+            assert body == item.value
+            found = header.deadline_ms, header.enqueued_ms, header.priority, header.dedupe_key
+            assert found == (item.deadline_ms, item.enqueued_ms, item.priority, item.dedupe_key)
+        return True
 
     def _is_live(self, item: Item) -> bool:
         """Whether a lease has perhaps not ended: one goes on longer if the queue's time has jumped."""

@@ -43,10 +43,16 @@ QUEUE_WORLD_MUTANTS = (
         "if lease is None:",
     ),
     Mutation(
-        "a lease that has ended is accepted",
-        STATE + "held",
-        "if self.end_ms(lease) <= now_ms:",
-        "if self.end_ms(lease) <= 0 * now_ms:",
+        "what records of others displace is not written again",
+        BROKER + "_finish_turn",
+        "        self._restore_displaced(turn)\n",
+        "",
+    ),
+    Mutation(
+        "a checkpoint does not wait for what is to be written again",
+        BROKER + "_begin_turn",
+        "if self._sealed is None and not self._displaced:",
+        "if self._sealed is None:",
     ),
     Mutation(
         "a lease ends early",

@@ -46,7 +46,9 @@ GAINED_MS = 61_000.0
 # Later than every deadline that a process whose clock is wrong may have asked for.
 LATER_S = 100 * YEAR_US / 1_000_000
 # Those of a queue among them.
-STRAY_KEYS = (b"intruder", b"m", b"b", b"d", id_key(VALUE, 2**40), id_key(STATE, 3), id_key(STATE, 30))
+STRAY_KEYS = (b"intruder", b"b", b"d", id_key(VALUE, 2**40), id_key(STATE, 2**40))
+# What a queue cannot do without: a pass drops it in favor of a stray, unless the queue's cursor keeps it.
+NEEDED_KEYS = (b"m", *(id_key(kind, item_id) for kind in (VALUE, STATE) for item_id in range(1, 7)))
 # Until there is a queue; and until one is opened, whatever fails.
 TRIES_MAX, OPENINGS_MAX = 20, 4
 
@@ -165,6 +167,7 @@ class Intruding:
 
     ledger: Ledger
     rounds: int
+    keys: tuple[bytes, ...] = STRAY_KEYS
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store = SimStore(stage.world, process)
@@ -175,7 +178,7 @@ class Intruding:
                 continue
             try:
                 with LogWriter.open(store, QUEUE, runtime=process) as writer:
-                    writer.append(STRAY, key=process.random.choice(STRAY_KEYS))
+                    writer.append(STRAY, key=process.random.choice(self.keys))
             except LogError as error:
                 stage.excuse(error)
 
@@ -273,6 +276,7 @@ def drawn_queue_cast(dice: Random, ledger: Ledger) -> dict[str, Actor]:
     packing = SnapshotCompactorOptions(snapshots=drawn_options(dice).snapshots, retry=RETRY)
     serving = drawn_serving(dice, ledger, definition)
     compacting = replace(drawn_key_compacting(dice, pace_s), log=QUEUE)
+    intruding = Intruding(ledger, dice.choice((2, 10)))
     cast: dict[str, Actor] = {"server0": serving}
     chances: dict[str, tuple[float, Actor]] = {
         "server1": (0.5, drawn_serving(dice, ledger, definition)),
@@ -284,7 +288,7 @@ def drawn_queue_cast(dice: Random, ledger: Ledger) -> dict[str, Actor]:
         "packer": (0.3, Packing(3, pace_s, packing, QUEUE)),
         "looking": (0.5, Looking(ledger, 5)),
         "uncursoring": (0.2, Uncursoring(3)),
-        "intruder": (0.4, Intruding(ledger, dice.choice((2, 10)))),
+        "intruder": (0.4, intruding),
         "misreader": (0.3, Misreading(ledger, 3)),
         "reaper": (0.5, Reaper("server0", dice.random() * pace_s * 8, dice.choice((None, serving)))),
         "freezer": (
@@ -293,6 +297,8 @@ def drawn_queue_cast(dice: Random, ledger: Ledger) -> dict[str, Actor]:
         ),
     }
     cast |= {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    if "intruder" in cast and "uncursoring" not in cast:
+        cast["intruder"] = replace(intruding, keys=STRAY_KEYS + NEEDED_KEYS)
     steady = "freezer" not in cast and all(each.steady for each in cast.values() if isinstance(each, Serving))
     ledger.jumps_ms = GAINED_MS if steady else math.inf
     return cast

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ from tests.spec.collecting import ClockStore
 from tests.stores import damage, life_path
 from wal3_core import (
     DelayQueue,
+    KeyCompactor,
     LogReader,
     LogWriter,
     Message,
@@ -27,12 +30,13 @@ from wal3_core import (
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue import Enqueue, Purge
-from wal3_core.views.queue.encoding import VALUE, id_key
+from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core import Leased
+    from wal3_core.views.queue import ItemStats
 
 LIMIT_S = 30
 HOUR_S = 3600
@@ -124,6 +128,56 @@ def test_tombstone_of_others_under_an_item_s_key_stops_nothing(memory_store: Mem
         queue.enqueue(b"c")
     with DelayQueue.open(memory_store, LOG) as queue:
         assert [item.value for item in queue.dequeue(9)] == [b"b", b"c"]
+
+
+def items(queue: DelayQueue) -> list[ItemStats]:
+    """Look at the first items; when a lease ends is known to a few milliseconds."""
+    return [replace(queue.item(item_id), lease_until_us=None) for item_id in range(1, 5)]
+
+
+@pytest.mark.parametrize("behind_checkpoint", [True, False])
+@pytest.mark.parametrize("num_more", [1, 5000], ids=["recent", "in arrays"])
+def test_what_records_of_others_displace_is_written_again_before_key_compaction_drops_it(
+    memory_store: MemoryStore, *, behind_checkpoint: bool, num_more: int
+) -> None:
+    """Regression: the value of an item could never be read, and its count of deliveries began again."""
+    with DelayQueue.open_or_create(memory_store, LOG) as queue:
+        queue.enqueue_many([NewItem(value, priority=0) for value in (b"dead", b"leased", b"back")])
+        queue.enqueue_many([NewItem(b"pending", dedupe_key=b"K"), *[NewItem(b"more", priority=9)] * num_more])
+        dead, leased, back = queue.dequeue(3, lease_s=600)
+        queue.bury(dead.id, dead.token)
+        queue.requeue(back.id, back.token)
+        before = items(queue)
+        if behind_checkpoint:
+            queue.checkpoint()
+        stray(
+            memory_store, *(Message(b"\x7f", id_key(kind, item_id)) for kind in (VALUE, STATE) for item_id in range(7))
+        )
+        queue.enqueue(b"last", priority=255)
+        queue.checkpoint()
+        KeyCompactor(memory_store, LOG).compact(force=True)
+
+    with DelayQueue.open(memory_store, LOG) as queue:
+        assert items(queue) == before
+        assert [letter.value for letter in queue.dead()] == [b"dead"]
+        assert queue.enqueue(b"again", dedupe_key=b"K").duplicate
+        queue.release(leased.id, leased.token)
+        values = [item.value for item in queue.dequeue(10_000)]
+        assert values == [b"back", *[b"more"] * num_more, b"pending", b"last"]
+        assert queue.stats().pending == 0
+
+
+def test_idle_broker_writes_what_records_of_others_displace(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, LOG) as queue:
+        queue.enqueue(b"a")
+    at = stray(memory_store, Message(b"", id_key(VALUE, 1)))
+
+    with DelayQueue.open(memory_store, LOG):
+        deadline_s = time.monotonic() + LIMIT_S
+        while not list(LogReader.open(memory_store, LOG).records(at + 2)) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    keys = [record.key for record in LogReader.open(memory_store, LOG).records(at + 2)]
+    assert keys[:2] == [id_key(VALUE, 1), id_key(STATE, 1)]
 
 
 @pytest.mark.slow

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import (
     ClosedError,
     ConditionNotMetError,
+    CorruptError,
     CursorConflictError,
     FencedError,
+    GarbageCollectedError,
     LogError,
     LogReplacedError,
     SealedError,
+    UnknownItemError,
 )
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
@@ -33,6 +36,7 @@ from wal3_core.views.queue.checkpointing import Checkpointer
 from wal3_core.views.queue.clock import QueueClock
 from wal3_core.views.queue.creating import keep_uncollected
 from wal3_core.views.queue.definition import MS_PER_S
+from wal3_core.views.queue.encoding import DEFINITION_KEY, VALUE, id_of
 from wal3_core.views.queue.loading import CURSOR, QueueLoader
 from wal3_core.views.queue.operations import Dequeue, Purge, Retime
 from wal3_core.views.queue.queue_state import Turn
@@ -115,8 +119,9 @@ class Broker:
         if witness is None and self._sealed is None:
             # Nothing was kept from key compaction: only a checkpoint from here on counts. Records of others at the end
             # may have a key of the queue's own, which it has not written again yet.
-            with contextlib.suppress(CursorConflictError):
-                self._cursors.init(CURSOR, LogPosition(self._end.offset - self._behind - 1, 0), owner=Owner.QUEUE)
+            with contextlib.suppress(CursorConflictError, GarbageCollectedError):
+                start = 1 if self._displaced else self._end.offset - self._behind - 1
+                self._cursors.init(CURSOR, LogPosition(start, 0), owner=Owner.QUEUE)
             if not self.checkpointer.refuses:
                 self.checkpointer.want()
         # A broker waits for the shared workers, so it is none of them.
@@ -137,7 +142,7 @@ class Broker:
                 self.url,
                 ahead_ms // 1000,
             )
-        self._behind, self._redefines = loaded.behind, loaded.redefines
+        self._behind, self._displaced = loaded.behind, loaded.displaced
         self.checkpointer = Checkpointer(loaded, self._options, self._aside, self._cursors, self._runtime)
 
     def want_checkpoint(self) -> Future[None]:
@@ -169,7 +174,8 @@ class Broker:
 
     def _nap_s(self) -> float | None:
         """Return how long there is nothing to do, None for as long as nothing is asked for."""
-        if (self.checkpointer.busy and self._sound and self._sealed is None) or self._taken.holds:
+        busy = self.checkpointer.busy or bool(self._displaced)
+        if (busy and self._sound and self._sealed is None) or self._taken.holds:
             return _PAUSE_S
         if self._num_again:
             return 0.0
@@ -224,7 +230,7 @@ class Broker:
             self.inbox.done(sum(call.num_bytes for call in calls))
 
     def _begin_turn(self) -> Turn:
-        if self._sealed is None:
+        if self._sealed is None and not self._displaced:
             self.checkpointer.begin(self.state, self._end)
         turn = Turn(self._end.offset, self._clock.now_ms())
         self.state.forget_ended()
@@ -237,12 +243,27 @@ class Broker:
         """Add what the queue itself has to write, and make the turn durable."""
         if self._sealed is not None:
             return
-        if self._redefines:
-            self.state.define(self.state.definition, turn)
+        self._restore_displaced(turn)
         num_changes, num_bytes = len(turn.keys), turn.num_bytes
         self.checkpointer.add_to(turn, wait=last)
         if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.asks():
             self._commit(turn, num_changes, num_bytes)
+
+    def _restore_displaced(self, turn: Turn) -> None:
+        """Write again what records of others are newer than, as much as the turn has room for."""
+        for key in sorted(self._displaced.difference(turn.keys)):
+            if len(turn.keys) >= _TURN_RECORDS or turn.num_bytes >= _TURN_BYTES:
+                break
+            if key == DEFINITION_KEY:
+                self.state.define(self.state.definition, turn)
+                continue
+            with contextlib.suppress(UnknownItemError, CorruptError, GarbageCollectedError):
+                # Its value may be gone by now, or never have been one.
+                _, row, _, _ = self.state.find(id_of(key))
+                value = self.values.read([row], self.state.created_ms)[0] if key[:1] == VALUE else None
+                self.state.write_again(row.id, value, turn)
+                continue
+            self._displaced.discard(key)
 
     def _undo(self, wanted: list[Call], num_done: int) -> tuple[list[Call], list[Call]]:
         """Return the calls that wait in the line now, and those to be done again: nothing of the turn was done."""
@@ -372,7 +393,8 @@ class Broker:
             self._undetermined = False
             raise
         self._sound, self._undetermined = True, False
-        self._behind, self._redefines = 0, False
+        self._behind = 0
+        self._displaced.difference_update(turn.keys)
         self._taken.known(begun_s)
         self._clock.confirm(position.timestamp_us)
         self.values.keep(turn.start, turn.bodies)

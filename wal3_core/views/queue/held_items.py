@@ -120,6 +120,13 @@ class HeldItems:
         message = f"item {item_id}: expected an item of the queue, found none"
         raise UnknownItemError(message)
 
+    def move_value(self, row: Row, priority: int) -> None:
+        """Take note of another offset of the value of an item that is not leased."""
+        if row.id in self.dead:
+            self.dead[row.id] = Buried(row, priority)
+        elif row.id not in self.leased:
+            self.pending[priority].move_value(row.id, row.offset)
+
     def item_stats(self, item_id: int) -> ItemStats:
         """Return what is known of an item; UnknownItemError when there is none."""
         state, row, priority, lease = self.find(item_id)

@@ -90,9 +90,9 @@ class LoadedQueue:
     """A queue as its log was below ``end``. ``broker`` is the token of the last one to take it.
 
     ``parts`` are the keys of all parts of checkpoints. ``tail`` counts what came after the newest one. ``behind`` is
-    how many records came after that of the queue as a whole. ``time_us`` is the log's time. ``redefines`` says that
-    the definition's record has to be written again, as one of others or damage took its place. ``leaves_out`` says that
-    it lacks what damaged fragments hold, until they are repaired.
+    how many records came after that of the queue as a whole. ``time_us`` is the log's time. ``displaced`` are the keys
+    of what has to be written again, before key compaction drops it: a record of others is the newest of that key, or
+    the definition is lost. ``leaves_out`` says that it lacks what damaged fragments hold, until they are repaired.
     """
 
     state: QueueState
@@ -103,7 +103,7 @@ class LoadedQueue:
     parts: set[bytes]
     tail: Tail
     behind: int
-    redefines: bool
+    displaced: set[bytes]
     leaves_out: bool
 
     def taken(self, broker: bytes, time_us: int) -> LoadedQueue:
@@ -144,6 +144,14 @@ class _Tail:
     bodies: dict[int, bytes] = field(default_factory=dict)
     # Records of others, by their offsets, with their keys.
     strays: dict[int, bytes | None] = field(default_factory=dict)
+    # Keys of which one of these is the newest record.
+    displaced: set[bytes] = field(default_factory=set)
+
+    def pass_stray(self, key: bytes | None, offset: int) -> None:
+        """Take note of a record of others."""
+        self.strays[offset] = key
+        if key is not None and (_is_of_item(key) or key == encoding.DEFINITION_KEY):
+            self.displaced.add(key)
 
 
 class QueueLoader:
@@ -299,7 +307,7 @@ class QueueLoader:
             parts=tail.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))},
             tail=size,
             behind=end.offset - meta_at - 1,
-            redefines=definition is None or encoding.DEFINITION_KEY in tail.strays.values(),
+            displaced=tail.displaced | ({encoding.DEFINITION_KEY} if definition is None else set()),
             leaves_out=bool(self._damaged) and not self._without_damaged,
         )
 
@@ -383,8 +391,10 @@ class QueueLoader:
         for key, body, offset in zip(*(table[name].to_pylist() for name in ("key", "body", "offset")), strict=True):
             kind = (key or b"")[:1]
             if kind in _OF_ITEMS:
-                if not _take_item(key, body, offset, tail, meta):
-                    tail.strays[offset] = key
+                if _take_item(key, body, offset, tail, meta):
+                    tail.displaced.discard(key)
+                else:
+                    tail.pass_stray(key, offset)
             elif kind == encoding.PART and len(key) == PART_KEY_BYTES:
                 (tail.parts.discard if body is None else tail.parts.add)(key)
                 if offset in tail.wanted and body is not None:
@@ -395,18 +405,17 @@ class QueueLoader:
                 num_fragments += 1
             elif key != encoding.DEFINITION_KEY or offset > meta.definition:
                 # It was meant for another log. It stays where it is, and is no item.
-                tail.strays[offset] = key
+                tail.pass_stray(key, offset)
         return Tail(len(table) - num_parts, max(0, table.nbytes - part_bytes), num_fragments)
 
     def _add(self, state: QueueState, tail: _Tail, known: dict[int, Known]) -> None:
         """Put the items that changed after the checkpoint into the queue."""
-        foreign = set(tail.strays.values())
         for item_id in [*(tail.values.keys() - tail.states.keys()), *tail.states]:
             record = tail.states.get(item_id)
             item = _item(item_id, tail, known.get(item_id))
             if item is None:
                 # Its value may be in a fragment that was left out, or a record of others has its key.
-                is_lost = self._damaged or item_id in tail.values or id_key(encoding.VALUE, item_id) in foreign
+                is_lost = self._damaged or item_id in tail.values or id_key(encoding.VALUE, item_id) in tail.displaced
                 if record is not None and not is_lost:
                     message = f"queue {self._url}: item {item_id}: expected a value beside its state, found none"
                     raise CorruptError(message)
@@ -438,10 +447,14 @@ def _item(item_id: int, tail: _Tail, known: Known | None) -> Known | None:
     return Known(row, header.priority, header.dedupe_key)
 
 
+def _is_of_item(key: bytes) -> bool:
+    return key[:1] in _OF_ITEMS and len(key) == ID_KEY_BYTES
+
+
 def _take_item(key: bytes, body: bytes | None, offset: int, tail: _Tail, meta: Meta) -> bool:
     """Take note of an item's value or state; return whether it is one. None has an id above the last one."""
     item_id = id_of(key)
-    if len(key) != ID_KEY_BYTES or not 0 < item_id <= meta.last_id:
+    if not _is_of_item(key) or not 0 < item_id <= meta.last_id:
         return False
     try:
         if key[:1] == encoding.STATE:

@@ -216,6 +216,19 @@ class QueueState(HeldItems):
         state = StateRecord(kind, row.deadline_ms, row.deliveries, row.requeued_ms, NEVER, NO_TOKEN)
         turn.add(id_key(encoding.STATE, row.id), state_body(state))
 
+    def write_again(self, item_id: int, value: bytes | None, turn: Turn) -> None:
+        """Write an item's state as it is, and its value if given; UnknownItemError when there is no such item."""
+        state, row, priority, lease = self.find(item_id)
+        if value is not None:
+            key = self.dedupe_keys.get(item_id)
+            body = value_body(value, row.deadline_ms, row.enqueued_ms, self.created_ms, priority, key)
+            row = row._replace(offset=turn.add(id_key(encoding.VALUE, item_id), body))
+            self.move_value(row, priority)
+        if lease is not None:
+            self._lease(lease._replace(row=row), turn)
+        else:
+            self._save(encoding.DEAD if state is ItemState.DEAD else encoding.PENDING, row, turn)
+
     def _bury(self, row: Row, priority: int, turn: Turn) -> None:
         self._save(encoding.DEAD, row, turn)
         self.dead[row.id] = Buried(row, priority)

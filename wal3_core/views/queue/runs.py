@@ -169,6 +169,15 @@ class Pending:
                 return Row(*run.left[int(found[0])].tolist())
         return None
 
+    def move_value(self, item_id: int, offset: int) -> None:
+        """Take note of another offset of an item's value: a pass over all."""
+        for index, row in enumerate(self._recent):
+            if row.id == item_id:
+                # No two items have one deadline and one id: the offset has no part in their order.
+                self._recent[index] = row._replace(offset=offset)
+        for run in self._runs:
+            run.left["offset"][run.left["id"] == item_id] = offset
+
     def oldest_enqueued_ms(self) -> int | None:
         """Return when the oldest item was enqueued."""
         found = [row.enqueued_ms for row in self._recent]
