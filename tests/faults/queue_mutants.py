@@ -97,12 +97,6 @@ QUEUE_WORLD_MUTANTS = (
         "            raise\n",
     ),
     Mutation(
-        "a state before its item is believed",
-        QUEUE + "loading:_take_item",
-        "            tail.states.pop(item_id, None)\n    except",
-        "    except",
-    ),
-    Mutation(
         "the state of an item that was removed stays",
         STATE + "_remove",
         "        turn.add(id_key(encoding.STATE, row.id), None)\n",
