@@ -5,58 +5,30 @@ from __future__ import annotations
 from tests.mutations import Mutation
 
 CHAIN_MUTANTS = (
-    Mutation(
-        "a copy takes a cursor beyond its end",
-        "wal3_core.model.cursor:Cursor.within",
-        "position=self.position if stays else limit",
-        "position=self.position",
-    ),
+    Mutation("a copy takes a cursor beyond its end", "Cursor.within", "_1 if stays else limit", "_1"),
     Mutation(
         "an update forgets a writer's list",
-        "wal3_core.log.maintain.copied_cursors:CopiedCursors._move",
-        "self._ours.carry(name, wanted, held)",
-        "self._ours.carry(name, replace(wanted, appends=()), held)",
+        "CopiedCursors._move",
+        "_1.carry(name, wanted, held)",
+        "_1.carry(name, replace(wanted, appends=()), held)",
     ),
-    Mutation(
-        "a retired cursor stays in the copy",
-        "wal3_core.log.maintain.copied_cursors:delete_retired",
-        "ours.delete_version(name, held)",
-        "pass",
-    ),
-    Mutation(
-        "a successor has no cursors",
-        "wal3_core.log.maintain.sealer:_Beginning._fill",
-        "take_cursors(Operation.MIGRATE, found, first.position, first.position), policy",
-        "{}, policy",
-    ),
+    Mutation("a retired cursor stays in the copy", "delete_retired", "_.delete_version(...)"),
+    Mutation("a successor has no cursors", "_Beginning._fill", "take_cursors(...)", "{}"),
     Mutation(
         "a successor has no policy",
-        "wal3_core.log.maintain.sealer:_Beginning._fill",
-        "first.position, first.position), policy)",
-        "first.position, first.position), None)",
+        "_Beginning._fill",
+        "_1.write_documents(_2, policy)",
+        "_1.write_documents(_2, None)",
     ),
-    Mutation(
-        "an update takes the cursors of a successor",
-        "wal3_core.log.maintain.copy_update:_Updating.run",
-        "if with_cursors and base.manifest.follows != source.manifest.follows:",
-        "if False:",
-    ),
-    Mutation(
-        "a copy has no policy",
-        "wal3_core.log.maintain.copier:_Copying._policy",
-        "return policy if policy.generation else None",
-        "return None",
-    ),
+    Mutation("an update takes the cursors of a successor", "_Updating.run", "with_cursors and _", "False"),
+    Mutation("a copy has no policy", "_Copying._policy", "policy if policy.generation else None", "None"),
     Mutation(
         "a consumer goes on in a successor at its first record that is left",
-        "wal3_core.log.read.consumed:Opening.place",
+        "Opening.place",
         "start = sealed.next.position",
         'start = "beginning"',
     ),
     Mutation(
-        "a clock that is ahead lets records go before their time",
-        "wal3_core.log.collect.retention:first_younger",
-        "return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)",
-        "return offset",
+        "a clock that is ahead lets records go before their time", "first_younger", "offset if _ else _", "offset"
     ),
 )

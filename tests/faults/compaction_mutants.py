@@ -30,95 +30,81 @@ from tests.spec.policies.test_keyed_logs import (
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
-INSTALLER = "wal3_core.compaction.installing:Installer."
-CURSORS = "wal3_core.storage.documents.cursor_store:CursorStore."
-
 COMPACTION_MUTANTS = (
     Mutation(
-        "cursors are not read again after a pass is announced",
-        INSTALLER + "_forbidden",
-        "for name, offset in cursors.items() if offset < limit",
-        "for name, offset in cursors.items() if offset < 0",
+        "cursors are not read again after a pass is announced", "Installer._forbidden", "offset < limit", "offset < 0"
     ),
     Mutation(
         "a cursor does not withdraw an announced pass",
-        CURSORS + "_check_still_held",
-        "            self._withdraw_compaction(position)\n",
-        "",
+        "CursorStore._check_still_held",
+        "self._withdraw_compaction(position)",
     ),
     Mutation(
         "a pass goes by any announcement of its token",
-        INSTALLER + "_hindrance",
-        "if cause is None and announced != self._checked:",
-        "if cause is None and self._checked is None:",
+        "Installer._hindrance",
+        "cause is None and announced != self._checked",
+        "cause is None and self._checked is None",
     ),
     Mutation(
         "a pass does not compare the fence",
-        INSTALLER + "_outdated",
-        "if manifest.fence != record.fence:",
-        "if manifest.fence < record.fence:",
+        "Installer._outdated",
+        "manifest.fence != record.fence",
+        "manifest.fence < record.fence",
     ),
     Mutation(
         "the policy is not read again after a pass is announced",
-        INSTALLER + "_forbidden",
-        "if self._stores.policies.load().digest != self._record.policy:",
-        "if self._stores.policies.load().digest == self._record.token:",
+        "Installer._forbidden",
+        "_1.digest != self._record.policy",
+        "_1.digest == self._record.token",
     ),
+    Mutation("tombstones expire without a mark", "read_scope", "min(extent.limit, _)", "extent.limit"),
     Mutation(
-        "tombstones expire without a mark",
-        "wal3_core.compaction.scope:read_scope",
-        "expired_below = min(extent.limit, manifest.compaction.expired_below(now_us, limits.delete_retention_s))",
-        "expired_below = extent.limit",
-    ),
-    Mutation(
-        "marks are not waited for",
-        "wal3_core.model.compacting:Compaction.expired_below",
-        "mark.timestamp_us <= since_us",
-        "mark.timestamp_us <= now_us",
+        "marks are not waited for", "Compaction.expired_below", "mark.timestamp_us <= _", "mark.timestamp_us <= now_us"
     ),
     Mutation(
         "superseded records are computed without the compaction bound",
-        "wal3_core.compaction.compactor:KeyCompactor._prepare",
-        "find_all(scope, selected, ",
-        "find_all(scope, replace(selected, rows=(*selected.rows, work.rows([each for each in select("
-        "scope.manifest.pointers, None, UNLIMITED, self._stores.snapshots.load) if each.start.offset >= scope.limit]"
-        "))), ",
+        "KeyCompactor._prepare",
+        "find_all(scope, selected, ...)",
+        "find_all(scope, replace(selected, rows=(*selected.rows, work.rows([each for each in select(\n"
+        "    scope.manifest.pointers, None, UNLIMITED, self._stores.snapshots.load\n"
+        ") if each.start.offset >= scope.limit]))), ...)",
     ),
     Mutation(
         "an overtaken pass leaves its mark",
-        INSTALLER + "_withdrawn",
-        "return withdraw_compaction(manifest) if ours",
-        "return __import__('dataclasses').replace(withdraw_compaction(manifest), compaction=manifest.compaction.passed("
-        "self._token, self._record.limit, self._now_us(), swept=0)) if ours",
+        "Installer._withdrawn",
+        "withdraw_compaction(_1)",
+        "__import__('dataclasses').replace(withdraw_compaction(_1), compaction=_1.compaction.passed(\n"
+        "    self._token, self._record.limit, self._now_us(), swept=0\n"
+        "))",
     ),
     Mutation(
         "a merge leaves out its first fragment",
-        "wal3_core.compaction.merge:Merger._merged",
-        "        table = pa.concat_tables(run.kept)\n",
-        "        table = pa.concat_tables(run.kept[1:] or run.kept)\n",
+        "Merger._merged",
+        "pa.concat_tables(_1.kept)",
+        "pa.concat_tables(_1.kept[1:] or _1.kept)",
     ),
     Mutation(
         "the record of an installed pass is taken for an orphan",
-        "wal3_core.log.collect.passes:InstalledPasses.hold",
-        "return self._known[token]",
-        "return False",
+        "InstalledPasses.hold",
+        "self._known[token] and _1",
+        "False and _1",
     ),
     Mutation(
         "a tombstone that stays at the log's end is recorded as swept",
-        "wal3_core.compaction.selection:find_all",
-        "scope.limit if none else expired_below",
-        "scope.limit if none else scope.expired_below",
+        "find_all",
+        "_1 if none else expired_below",
+        "_1 if none else scope.expired_below",
     ),
     Mutation(
         "a key roll-up that was read damaged is deleted",
-        "wal3_core.storage.documents.key_rollup_store:KeyRollupStore._put",
-        "self._store.replace(path, data, wrong)",
-        "self._store.delete(path) or self._store.create(path, data)",
+        "KeyRollupStore._put",
+        "_1.replace(path, data, _)",
+        "_1.delete(path) or _1.create(path, data)",
     ),
     Mutation(
         "a writer refuses records without keys by whatever manifest it knows",
-        "wal3_core.log.write.resolver:AppendResolver._knows_keyed",
-        "self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S",
+        "AppendResolver._knows_keyed",
+        "_.seen_s >= _",
         "entry is not None",
     ),
 )

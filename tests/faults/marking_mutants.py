@@ -4,156 +4,124 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-MARKING = "wal3_core.log.write.marking:Marking."
-DIRTY_LOG = "wal3_core.fleet.dirty_log:DirtyLog."
-ROLLUP = "wal3_core.fleet.rollup:RollUp."
-DECIDED = "wal3_core.model.rollup:"
-SLOTS = "wal3_core.fleet.slots:"
-
 MARKING_MUTANTS = (
     Mutation(
         "an append is acknowledged while its marker is under way",
-        MARKING + "hold",
-        "        if flight.mark is None or flight.mark.done():\n",
-        "        if flight.mark is not None and not flight.mark.done():\n"
-        "            flight.mark = None\n"
-        "        if flight.mark is None or flight.mark.done():\n",
+        "Marking.hold",
+        "if flight.mark is None or _1: ...",
+        "if flight.mark is not None and not flight.mark.done():\n"
+        "    flight.mark = None\n"
+        "if flight.mark is None or _1: ...",
     ),
     Mutation(
         "a fragment is marked after its commit, and acknowledged before",
-        MARKING + "hold",
-        "        if flight.mark is None or flight.mark.done():\n",
-        "        if flight.mark is not None:\n"
-        "            marks, marker = self._marks, self._marker(flight)\n"
-        "            flight.mark = None\n"
-        "            self._runtime.call_later(0.1, lambda: marks.mark(marker) and None)\n"
-        "        if flight.mark is None or flight.mark.done():\n",
+        "Marking.hold",
+        "if flight.mark is None or _1: ...",
+        "if flight.mark is not None:\n"
+        "    marks, marker = self._marks, self._marker(flight)\n"
+        "    flight.mark = None\n"
+        "    self._runtime.call_later(0.1, lambda: marks.mark(marker) and None)\n"
+        "if flight.mark is None or _1: ...",
     ),
     Mutation(
         "records that take another place are not marked there",
-        MARKING + "begin",
-        "        if self._marks is None:\n",
-        "        if self._marks is None or any(entry.reseals for entry in flight.entries):\n",
+        "Marking.begin",
+        "self._marks is None",
+        "self._marks is None or any(entry.reseals for entry in flight.entries)",
     ),
     Mutation(
         "an append whose marker failed is acknowledged",
-        MARKING + "error_of",
-        "        if cause is None:\n",
-        "        if cause is None or flight.num_records:\n",
+        "Marking.error_of",
+        "cause is None",
+        "cause is None or flight.num_records",
     ),
     Mutation(
         "a batch of markers that failed counts as marked",
-        DIRTY_LOG + "_end",
-        "            if error is None:\n",
-        "            if error is None or not ends_writer(error):\n",
+        "DirtyLog._end",
+        "error is None",
+        "error is None or not ends_writer(error)",
+    ),
+    Mutation("an undecided marker is dropped", "MarkedLog.left", "return self.rest", "return None"),
+    Mutation(
+        "a marker that waited long is dropped without a fence", "RollUp._fence", "marked.fenced(_)", "marked.fenced(0)"
     ),
     Mutation(
-        "an undecided marker is dropped",
-        DECIDED + "MarkedLog.left",
-        "                return self.rest\n",
-        "                return None\n",
-    ),
-    Mutation(
-        "a marker that waited long is dropped without a fence",
-        ROLLUP + "_fence",
-        "marked.fenced(self._fenced_next(marked.marker))",
-        "marked.fenced(0)",
-    ),
-    Mutation(
-        "the fence is not moved before an overdue marker is dropped",
-        ROLLUP + "_fenced_next",
-        "else move_fence(manifest)",
-        "else manifest",
+        "the fence is not moved before an overdue marker is dropped", "RollUp._fenced_next", "move_fence(_1)", "_1"
     ),
     Mutation(
         "the end of the log is read before the fence is moved",
-        ROLLUP + "_fenced_next",
-        "        return manifests.load().manifest.next.position.offset\n",
-        "        return base.manifest.next.position.offset\n",
+        "RollUp._fenced_next",
+        "return manifests.load().manifest.next.position.offset",
+        "return base.manifest.next.position.offset",
     ),
     Mutation(
         "the logs are looked up before their markers are read",
-        ROLLUP + "read",
-        "        looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))\n",
-        "        looked = look_up(self._store, by_log(folded), self._options, self._runtime)\n"
-        "        early = {marker.log: log for marker, log in looked}\n"
-        "        stretch, manifest = self._begin()\n"
-        "        folded = fold(self.markers(stretch, manifest))\n"
-        "        looked = [(m, early[m.log]) for m in folded.values() if m.log in early]\n",
+        "RollUp.read",
+        "looked = list(look_up(...))",
+        "looked = look_up(...)\n"
+        "early = {marker.log: log for marker, log in looked}\n"
+        "stretch, manifest = self._begin()\n"
+        "folded = fold(self.markers(stretch, manifest))\n"
+        "looked = [(m, early[m.log]) for m in folded.values() if m.log in early]",
     ),
     Mutation(
         "the cursor is advanced before the markers are appended again",
-        ROLLUP + "finish",
-        "        self._append([marker.reinserted() for marker in left])\n        try:\n"
-        "            _advance(stores, stretch.limit, witness)\n",
-        "        try:\n            _advance(stores, stretch.limit, witness)\n"
-        "            self._append([marker.reinserted() for marker in left])\n",
+        "RollUp.finish",
+        "self._append(_1)\ntry: _2\nexcept CursorConflictError: ...",
+        "try:\n    _2\n    self._append(_1)\nexcept CursorConflictError: ...",
     ),
     Mutation(
-        "markers that stay are not appended again",
-        ROLLUP + "finish",
-        "        self._append([marker.reinserted() for marker in left])\n",
-        "        self._append([marker.reinserted() for marker in left[1:]])\n",
+        "markers that stay are not appended again", "RollUp.finish", "[_1 for _2 in left]", "[_1 for _2 in left[1:]]"
     ),
     Mutation(
         "a roll-up that was overtaken moves the cursor",
-        ROLLUP + "finish",
-        "        if _generation(witness) != stretch.generation:\n",
-        "        if _generation(witness) < stretch.generation:\n",
+        "RollUp.finish",
+        "_1 != stretch.generation",
+        "_1 < stretch.generation",
     ),
     Mutation(
         "handing out drops what was not committed yet",
-        DECIDED + "MarkedLog.left",
-        "return self.rest if handled else self.marker",
-        "return None if handled else self.marker",
+        "MarkedLog.left",
+        "self.rest if handled else _1",
+        "None if handled else _1",
     ),
     Mutation(
         "what was not committed yet counts as decided",
-        DECIDED + "decide",
-        "None if looked.sealed else since(marker, looked.next)",
-        "None if looked.next else since(marker, looked.next)",
+        "decide",
+        "None if looked.sealed else _1",
+        "None if looked.next else _1",
     ),
     Mutation(
         "a log that was not handed out is not marked any more",
-        DECIDED + "MarkedLog.left",
-        "return self.rest if handled else self.marker",
-        "return self.rest",
+        "MarkedLog.left",
+        "self.rest if handled else _",
+        "self.rest",
     ),
     Mutation(
         "a log that another took the place of is taken for it",
-        "wal3_core.model.marker:fold",
-        "        key = (marker.log, marker.life)\n",
-        "        key = (marker.log, marker.log)\n",
+        "fold",
+        "key = (_1.log, _1.life)",
+        "key = (_1.log, _1.log)",
     ),
-    Mutation(
-        "a cursor at an offset counts it as processed",
-        DECIDED + "decide",
-        "processed >= decided.limit.offset",
-        "processed + 1 >= decided.limit.offset",
-    ),
+    Mutation("a cursor at an offset counts it as processed", "decide", "processed >= _1", "processed + 1 >= _1"),
     Mutation(
         "a fleet closes the log used least recently, with work or not",
-        SLOTS + "Slot.idle",
-        "return not self.users and not self.appends and self.opened.done()",
-        "return not self.users and self.opened.done()",
+        "Slot.idle",
+        "not self.users and not self.appends and _1",
+        "not self.users and _1",
     ),
     Mutation(
         "a fleet counts more open logs than it has",
-        SLOTS + "Slots.full",
-        "len(self._slots) >= self._logs_open_max",
-        "len(self._slots) > self._logs_open_max",
+        "Slots.full",
+        "_1 >= self._logs_open_max",
+        "_1 > self._logs_open_max",
     ),
-    Mutation(
-        "a caller that waits for room in a fleet is not woken",
-        "wal3_core.fleet.open_logs:OpenLogs._end",
-        "        self._wake()\n",
-        "",
-    ),
+    Mutation("a caller that waits for room in a fleet is not woken", "OpenLogs._end", "self._wake()"),
     Mutation(
         "a fleet never opens a log again that was replaced",
-        "wal3_core.fleet.open_logs:OpenLogs._end",
-        "            if ends_writer(error):\n",
-        "            if ends_writer(error) and error is None:\n",
+        "OpenLogs._end",
+        "ends_writer(error)",
+        "ends_writer(error) and error is None",
     ),
 )
 

@@ -4,100 +4,62 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-ONCE = "wal3_core.log.write.once:Remembering."
-INSTALLING = "wal3_core.log.write.staged_install:_Installing."
-NAMED = "wal3_core.model.named_append:"
-UPDATING = "wal3_core.log.maintain.copy_update:"
-
 NAMED_MUTANTS = (
     Mutation(
         "the writer's cursor does not name an append that begins",
-        ONCE + "_go_on",
-        "self._save(end, witness, appends)",
-        "self._save(end, witness, before)",
+        "Remembering._go_on",
+        "self._save(_1, _2, appends)",
+        "self._save(_1, _2, before)",
     ),
-    Mutation(
-        "earlier appends are not searched for when one begins",
-        ONCE + "_go_on",
-        "appends = placed(held if named else (*held, append), self._since(manifest, witness))",
-        "appends = held if named else (*held, append)",
-    ),
+    Mutation("earlier appends are not searched for when one begins", "Remembering._go_on", "placed(_1, _)", "_1"),
     Mutation(
         "an append that is done is made again",
-        ONCE + "_go_on",
-        "        if append.is_done:\n            return Kept(append=append, witness=witness)\n",
-        "        append = replace(append, start=0, limit=0)\n",
+        "Remembering._go_on",
+        "if append.is_done: ...",
+        "append = replace(append, start=0, limit=0)",
     ),
     Mutation(
         "a batch that was made before a later one is made again",
-        ONCE + "_check_newest",
-        "if later and max(later) > new.number:",
-        "if later and max(later) > new.number + 16:",
+        "Remembering._check_newest",
+        "max(later) > _1",
+        "max(later) > _1 + 16",
     ),
     Mutation(
         "a manifest is not searched before it is built on",
-        ONCE + "find",
-        "return found if found.is_done else None",
-        "return None",
+        "Remembering.find",
+        "found if found.is_done else None",
+        "None",
     ),
     Mutation(
         "only the first manifest is searched",
-        INSTALLING + "run",
-        "base = found.base\n",
-        "base, self._remembering, kept = found.base, None, None\n",
+        "_Installing.run",
+        "base = found.base",
+        "base, self._remembering, kept = found.base, None, None",
     ),
     Mutation(
         "a cursor that another process has moved is relied on",
-        ONCE + "check_kept",
-        "if found is None or found.etag != kept.witness.etag:",
-        "if found is None:",
+        "Remembering.check_kept",
+        "found is None or _",
+        "found is None",
     ),
     Mutation(
         "the paths of an append do not name it",
-        INSTALLING + "_append",
-        "token = self._naming + self._runtime.token()[len(self._naming) :]",
+        "_Installing._append",
+        "token = self._naming + _",
         "token = self._runtime.token()",
     ),
-    Mutation(
-        "a named append is taken as it was staged",
-        INSTALLING + "_fitting",
-        " and not self._naming else None",
-        " else None",
-    ),
-    Mutation(
-        "a cursor remembers the newest append alone",
-        NAMED + "begun",
-        "return (*(each for each in _beside(held, append) if each not in gone), append)",
-        "return (append,)",
-    ),
+    Mutation("a named append is taken as it was staged", "_Installing._fitting", "_1 and not self._naming", "_1"),
+    Mutation("a cursor remembers the newest append alone", "begun", "(*_, append)", "(append,)"),
     Mutation(
         "passes change paths behind a writer's cursor",
-        "wal3_core.compaction.scope:cursor_offsets",
-        "return stores.cursors.offsets(writers_alone=keeps_all)",
-        "return {} if keeps_all else stores.cursors.offsets()",
+        "cursor_offsets",
+        "_1.offsets(writers_alone=keeps_all)",
+        "{} if keeps_all else _1.offsets()",
     ),
     Mutation(
-        "a place beyond a copy's end is trusted",
-        NAMED + "NamedAppend.within",
-        "if self.limit > limit else self",
-        "if self.limit > 1 << 62 else self",
+        "a place beyond a copy's end is trusted", "NamedAppend.within", "self.limit > limit", "self.limit > 1 << 62"
     ),
-    Mutation(
-        "the paths of a copy do not name appends",
-        UPDATING + "_Updating._upload",
-        "naming = places.naming_at(piece.start)",
-        'naming = ""',
-    ),
-    Mutation(
-        "a copy's cursors are moved only after the records",
-        UPDATING + "_Updating._begin",
-        "        cursors.move(writers, copied)\n",
-        "",
-    ),
-    Mutation(
-        "a commit of an update divides an append",
-        "wal3_core.log.maintain.copied_pieces:groups",
-        "len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer)",
-        "len(group) >= 2",
-    ),
+    Mutation("the paths of a copy do not name appends", "_Updating._upload", "places.naming_at(_)", '""'),
+    Mutation("a copy's cursors are moved only after the records", "_Updating._begin", "cursors.move(...)"),
+    Mutation("a commit of an update divides an append", "groups", "len(group) >= _ and _", "len(group) >= 2"),
 )

@@ -120,7 +120,7 @@ def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     ],
 )
 def test_change_that_is_not_recorded_ends_the_run(disk: Path, call: str) -> None:
-    behind = Mutation("behind", "wal3_core.storage.backends.local:_link_new", "os.link(staged, target)", call)
+    behind = Mutation("behind", "_link_new", "os.link(staged, target)", call)
 
     with applied(behind), pytest.raises(UnknownCallError):
         record(disk / "run", lambda session: session.user("user").store.create("x", b"x") and None)

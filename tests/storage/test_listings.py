@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WAIT_S_MAX = 30.0
-LISTING = "wal3_core.storage.backends.local_listing:Listing."
 DEFECTS = (
-    Mutation("a list locks out no replace", LISTING + "_scanned", "fcntl.LOCK_EX", "fcntl.LOCK_SH"),
-    Mutation("a replace waits for no list", LISTING + "held_off", "fcntl.LOCK_SH", "fcntl.LOCK_UN"),
+    Mutation("a list locks out no replace", "Listing._scanned", "fcntl.LOCK_EX", "fcntl.LOCK_SH"),
+    Mutation("a replace waits for no list", "Listing.held_off", "fcntl.LOCK_SH", "fcntl.LOCK_UN"),
 )
 
 
