@@ -43,7 +43,6 @@ _COMMANDS = {
     "migrate": "Seal LOG and begin the log SUCCESSOR where it ends.",
     "copy": "Copy LOG as it is now to the new log TARGET; offsets and times stay the same.",
     "destroy": "Delete LOG and everything that belongs to it, for good.",
-    "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
     "doctor": "Test whether a store can hold logs, and how fast it is.",
     "exercise": "Test a store under load: write many logs, kill the writers, and check every record.",
     "store-id": "Print which store this is.",
