@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.hashing import code_cache
-from wal3_core.hashing.calling import call
-from wal3_core.hashing.checking import check
-from wal3_core.hashing.layout import BLOCK_BYTES, DONE
+from wal3_core.hashing.calling import BLOCK_BYTES, DONE, call, check
 from wal3_core.runtime.extras import missing
 from wal3_core.runtime.loggers import HASHING
 
@@ -129,7 +127,7 @@ class Lanes:
             self._name = code_name()
         code = code_cache.read(self._name)
         if code is not None:
-            from wal3_core.hashing.loading import load  # noqa: PLC0415 - see above
+            from wal3_core.hashing.target import load  # noqa: PLC0415 - see above
 
             function = load(code)
             check(function)
