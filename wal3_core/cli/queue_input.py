@@ -10,14 +10,14 @@ from wal3_core.cli.lines import line_batches, standard_input
 from wal3_core.cli.output import counted
 from wal3_core.cli.stopping import StopSignals
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError
-from wal3_core.queue_server.item_json import new_item
+from wal3_core.queue_server.wire import new_item
 from wal3_core.views.queue import NewItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wal3_core.cli.queues import Queues
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
 
 _BATCH_LINES_MAX = 1000
 # Well within what a server takes.

@@ -14,7 +14,7 @@ from wal3_core.cli.queues import queue_argument, queues_options, stored
 from wal3_core.cli.session import json_option, lines_option
 from wal3_core.cli.times import Duration, Time, Whole
 from wal3_core.errors import InvalidRequestError, LogError, StaleTokenError
-from wal3_core.queue_server.item_json import utf8
+from wal3_core.queue_server.wire import utf8
 from wal3_core.views.queue import Bury, Extend, Requeue
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wal3_core.cli.queues import Queues
     from wal3_core.queue_server.client import OfLease
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
 
     F = TypeVar("F", bound=Callable[..., object])
 

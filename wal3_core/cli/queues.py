@@ -15,9 +15,7 @@ from wal3_core.cli.names import LOG_PREFIX, Name, complete_names_below
 from wal3_core.cli.session import Session, pass_session
 from wal3_core.errors import LogError
 from wal3_core.queue_server.client import QueueClient
-from wal3_core.queue_server.item_json import leased_json, peeked_json
-from wal3_core.queue_server.names import PREFIX, log_of, names_below
-from wal3_core.queue_server.tokens import TOKEN_VARIABLE
+from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, leased_json, log_of, names_below, peeked_json
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue import DelayQueue, Kick, read_queue_dead, read_queue_head, read_queue_stats
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from wal3_core.queue_server.client import OfLease
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue import NewItem, QueueDefinition
 

@@ -25,9 +25,9 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
-from wal3_core.queue_server.item_json import Json
+from wal3_core.queue_server.wire import Json
 from wal3_core.runtime.loggers import without_secrets
-from wal3_core.views.queue import Enqueued, Leased, Peeked, QueueStats
+from wal3_core.views.queue import Enqueued, Leased, Peeked, QueueDefinition, QueueStats
 
 Item = TypeVar("Item", Leased, Peeked)
 
@@ -44,8 +44,17 @@ class _Kind:
     retry_s: int | None = None
 
 
+class BusyError(UnavailableError):
+    """The server has as much to do as it may."""
+
+
+class StoppingError(UnavailableError):
+    """The server is about to end."""
+
+
 # The first class that fits counts.
 _KINDS: tuple[tuple[type[LogError], _Kind], ...] = (
+    (BusyError, _Kind(503, "busy", 1)),
     (LogNotFoundError, _Kind(404, "unknown_queue")),
     (LogExistsError, _Kind(409, "exists")),
     (ClosedError, _Kind(503, "stopping", 1)),
@@ -66,14 +75,6 @@ _RESTART = (
 )
 
 
-class BusyError(UnavailableError):
-    """The server has as much to do as it may."""
-
-
-class StoppingError(UnavailableError):
-    """The server is about to end."""
-
-
 def error_answer(
     status: int, error: str, message: str, *, retry_s: float | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
@@ -90,8 +91,6 @@ def answer_of(error: LogError) -> JSONResponse:
     """Answer with an error of the library."""
     if isinstance(error, StoppingError):
         return stopping_answer()
-    if isinstance(error, BusyError):
-        return error_answer(503, "busy", str(error), retry_s=1)
     kind = next((kind for of, kind in _KINDS if isinstance(error, of)), _FAILED)
     message = f"{error}{_RESTART}" if isinstance(error, FencedError) else str(error)
     return error_answer(kind.status, kind.error, message, retry_s=kind.retry_s)
@@ -126,23 +125,6 @@ class ErrorAnswer(BaseModel):
     message: str
 
 
-class LeasedAnswer(BaseModel):
-    """An item that was handed out: the caller's alone until `lease_until_us`."""
-
-    id: int
-    token: str
-    value: str | None = None
-    text: str | None = None
-    deadline_us: int
-    priority: int
-    lease_until_us: int
-    deliveries: int
-    enqueued_us: int
-    requeued_us: int | None
-    dedupe_key: str | None
-    dedupe_key_base64: str | None = None
-
-
 class PeekedAnswer(BaseModel):
     """An item as it waits, or lies among the dead letters."""
 
@@ -154,6 +136,15 @@ class PeekedAnswer(BaseModel):
     deliveries: int
     enqueued_us: int
     requeued_us: int | None
+
+
+class LeasedAnswer(PeekedAnswer):
+    """An item that was handed out: the caller's alone until `lease_until_us`."""
+
+    token: str
+    lease_until_us: int
+    dedupe_key: str | None
+    dedupe_key_base64: str | None = None
 
 
 class LeasedItems(BaseModel):
@@ -187,21 +178,16 @@ class QueueList(BaseModel):
     queues: list[QueueInList]
 
 
-class DefinitionAnswer(BaseModel):
-    """What holds for a queue's items."""
-
-    lease_s: float
-    max_deliveries: int | None
-    value_bytes_max: int
-    items_max: int | None
-
-
-class QueueAnswer(BaseModel):
+class QueueAnswer(QueueInList):
     """A queue and its definition. `open`: this server is its broker."""
 
-    queue: str
-    open: bool
-    definition: DefinitionAnswer
+    definition: QueueDefinition
+
+
+class StatsAnswer(QueueInList):
+    """What a queue holds, and whether this server is its broker; else by its log, as of now."""
+
+    stats: QueueStats
 
 
 class ReleasedAnswer(BaseModel):
@@ -239,14 +225,6 @@ class HealthAnswer(BaseModel):
     """The server takes requests."""
 
     status: str
-
-
-class StatsAnswer(BaseModel):
-    """What a queue holds, and whether this server is its broker; else by its log, as of now."""
-
-    queue: str
-    open: bool
-    stats: QueueStats
 
 
 # For the description of every route.

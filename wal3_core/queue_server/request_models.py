@@ -14,20 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.item_json import new_item, value_of
-from wal3_core.views.queue import (
-    Bury,
-    Dequeue,
-    Enqueue,
-    Extend,
-    Kick,
-    NewItem,
-    Purge,
-    QueueDefinition,
-    Reclaim,
-    Release,
-    Requeue,
-)
+from wal3_core.queue_server.wire import new_item, value_of
+from wal3_core.views.queue import NewItem, QueueDefinition, Requeue
 
 _DEFAULTS = QueueDefinition()
 _JSON = "application/json"
@@ -165,10 +153,6 @@ class ItemsBody(_Body):
 
     items: Annotated[list[ItemBody], Field(min_length=1), FailFast()]
 
-    def operation(self) -> Enqueue:
-        """Make the operation."""
-        return Enqueue(tuple(each.item for each in self.items))
-
 
 class DefinitionBody(_Body):
     """What holds for a queue's items."""
@@ -186,12 +170,7 @@ class DefinitionBody(_Body):
 
     def definition(self) -> QueueDefinition:
         """Make the definition; InvalidRequestError for a value out of range."""
-        return QueueDefinition(
-            lease_s=self.lease_s,
-            max_deliveries=self.max_deliveries,
-            value_bytes_max=self.value_bytes_max,
-            items_max=self.items_max,
-        )
+        return QueueDefinition(**self.model_dump(exclude={"queue"}))
 
 
 class CreateBody(DefinitionBody):
@@ -208,10 +187,6 @@ class DequeueBody(_Body):
     lease_s: Annotated[float | None, Field(description="null: as the queue is defined")] = None
     text: bool = False
 
-    def operation(self, timeout_s_max: float, bytes_max: int) -> Dequeue:
-        """Make the operation, which waits so long at most, for items of so many bytes."""
-        return Dequeue(self.count, min(self.timeout_s, timeout_s_max), self.lease_s, bytes_max)
-
 
 class LeaseBody(_Body):
     """A leased item."""
@@ -219,30 +194,16 @@ class LeaseBody(_Body):
     id: int
     token: str
 
-    def release(self) -> Release:
-        """Make the operation that removes it."""
-        return Release(((self.id, self.token),))
-
-    def bury(self) -> Bury:
-        """Make the operation that puts it among the dead letters."""
-        return Bury(self.id, self.token)
-
 
 class LeasesBody(_Body):
     """Leased items, all or none."""
 
     leases: Annotated[list[LeaseBody], Field(min_length=1), FailFast()]
 
-    def operation(self) -> Release:
-        """Make the operation that removes them."""
-        return Release(tuple((each.id, each.token) for each in self.leases))
 
-
-class RequeueBody(_ValueBody):
+class RequeueBody(LeaseBody, _ValueBody):
     """A leased item to put back: due at `deadline_us`, or after `delay_s`, or at once; perhaps with another value."""
 
-    id: int
-    token: str
     deadline_us: _DeadlineUs = None
     delay_s: _DelayS = None
     _value: bytes | None = PrivateAttr()
@@ -261,19 +222,11 @@ class ExtendBody(LeaseBody):
 
     lease_s: float
 
-    def operation(self) -> Extend:
-        """Make the operation."""
-        return Extend(self.id, self.token, self.lease_s)
-
 
 class ReclaimBody(_Body):
     """Leased items to put back, all or none, without their tokens."""
 
     ids: Annotated[list[int], Field(min_length=1), FailFast()]
-
-    def operation(self) -> Reclaim:
-        """Make the operation."""
-        return Reclaim(tuple(self.ids))
 
 
 class KickBody(_Body):
@@ -282,10 +235,6 @@ class KickBody(_Body):
     count: int = 1
     ids: list[int] | None = None
 
-    def operation(self) -> Kick:
-        """Make the operation."""
-        return Kick(self.count, None if self.ids is None else tuple(self.ids))
-
 
 class PurgeBody(_Body):
     """Which items to remove."""
@@ -293,7 +242,3 @@ class PurgeBody(_Body):
     pending: bool = True
     leased: bool = False
     dead: bool = False
-
-    def operation(self) -> Purge:
-        """Make the operation."""
-        return Purge(self.pending, self.leased, self.dead)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wal3_core.cli.asking import confirm
-from wal3_core.cli.failures import Failure
+from wal3_core.cli.failures import Failure, InvalidFailure
 from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, report, size, time
 from wal3_core.cli.queue_input import Enqueuing
 from wal3_core.cli.queue_letters import bury, dead, extend, kick, reclaim, release, repair, requeue
@@ -18,13 +18,14 @@ from wal3_core.cli.session import Commands, Session, json_option, lines_option, 
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import Decimal, Duration, Time, Whole
 from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.runtime.extras import missing
 from wal3_core.views.queue import QueueDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wal3_core.cli.queues import Queues
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
 
 _DEFAULTS = QueueDefinition()
 _COUNT_MAX = 2**31 - 1
@@ -314,11 +315,8 @@ def serve(  # noqa: PLR0913 - its options
     port: int,
     tokens_file: Path | None,
     insecure: bool,
-    requests_per_s: float,
-    body_bytes_max: int,
-    requests_max: int,
-    waiting_max: int,
     as_json: bool,
+    **limits: Any,  # noqa: ANN401 - those of QueueServerOptions
 ) -> None:
     """Serve the store's queues over HTTP, until Ctrl-C or SIGTERM; URL/docs describes the requests.
 
@@ -330,20 +328,19 @@ def serve(  # noqa: PLR0913 - its options
       wal3 queue serve
       wal3 queue serve --host 0.0.0.0 --tokens-file /etc/wal3/tokens
     """
-    from wal3_core.cli.queue_serving import serve_queues  # noqa: PLC0415 - its packages are an extra
-
-    limits = {
-        "requests_per_s": requests_per_s,
-        "body_bytes_max": body_bytes_max,
-        "requests_max": requests_max,
-        "waiting_max": waiting_max,
-    }
+    try:
+        from wal3_core.queue_server.serving import QueueServerOptions  # noqa: PLC0415 - its packages are an extra
+        from wal3_core.queue_server.serving import serve as serve_queues  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name not in {"fastapi", "pydantic", "starlette", "uvicorn"}:
+            raise
+        raise InvalidFailure(f"queue server: {missing(error.name, 'queue')}") from error
     serve_queues(
         session.store(),
         prefix,
-        address=(host, port),
+        (host, port),
+        options=QueueServerOptions(**limits),
         tokens_file=tokens_file,
         insecure=insecure,
-        limits=limits,
         ready=lambda url: print_json({"url": url}) if as_json else click.echo(url),
     )

@@ -1,4 +1,7 @@
-"""Items of a queue as JSON objects. A value is base64 in ``value``, or UTF-8 in ``text``."""
+"""What a client and a server share: names of queues, and items as JSON objects.
+
+The queue NAME is the log PREFIX/NAME. A value is base64 in ``value``, or UTF-8 in ``text``.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,63 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from wal3_core.errors import InvalidRequestError
-from wal3_core.views.queue import NewItem
+from wal3_core.errors import InvalidRequestError, LogNotFoundError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.model.paths import is_name_part
+from wal3_core.runtime import map_ahead, shared_runtime
+from wal3_core.storage.object_store import share_of
+from wal3_core.views.queue import NewItem, is_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
+    from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue import Leased, Peeked
 
 # An object, as ``json`` reads and writes it.
 Json = dict[str, Any]
+PREFIX = "queues"
+# What a server takes access tokens from, unless a file is named; and what a client sends.
+TOKENS_VARIABLE = "WAL3_QUEUE_TOKENS"
+TOKEN_VARIABLE = "WAL3_QUEUE_TOKEN"  # noqa: S105 - the name of a variable
+_LOOKS_AT_ONCE = 16
 _ITEM_FIELDS = frozenset({"value", "text", "deadline_us", "delay_s", "priority", "dedupe_key"})
+
+
+def log_of(prefix: str, name: str) -> str:
+    """Return the log of a queue. InvalidRequestError for a name that no queue below a prefix may have."""
+    if not is_name_part(name):
+        message = (
+            f"queue: expected a name of [A-Za-z0-9_-], at most 255 characters and none that is reserved for a log's own"
+            f" folders, found {ascii(name)[:80]}"
+        )
+        raise InvalidRequestError(message)
+    return f"{prefix}/{name}" if prefix else name
+
+
+def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) -> list[str]:
+    """Return the names of the queues below a prefix: a listing and a GET for each log there, many at a time.
+
+    Logs ``known`` to be queues are taken for some, if they are there.
+    """
+    folder = f"{prefix}/" if prefix else ""
+    names = (log.removeprefix(folder) for log in list_logs(store, prefix) if log != prefix)
+    looked = map_ahead(
+        shared_runtime(),
+        lambda name: (name, name in known or _is_queue(store, f"{folder}{name}")),
+        filter(is_name_part, names),
+        count=_LOOKS_AT_ONCE,
+        share=share_of(store),
+    )
+    return [name for name, found in looked if found]
+
+
+def _is_queue(store: ObjectStore, log: str) -> bool:
+    try:
+        return is_queue(store, log)
+    except LogNotFoundError:
+        # Destroyed meanwhile.
+        return False
 
 
 def value_of(value: object, text: object) -> bytes | None:
@@ -35,15 +84,6 @@ def value_of(value: object, text: object) -> bytes | None:
     except (binascii.Error, ValueError) as error:
         message = f"value: expected base64, found {ascii(value)[:40]} ({error})"
         raise InvalidRequestError(message) from error
-
-
-def required_value(value: object, text: object) -> bytes:
-    """Return the bytes of a value. InvalidRequestError when there is none."""
-    found = value_of(value, text)
-    if found is None:
-        message = "expected value (base64) or text (UTF-8), found neither"
-        raise InvalidRequestError(message)
-    return found
 
 
 def utf8(text: object, name: str) -> bytes:
@@ -64,7 +104,9 @@ def new_item(fields: Mapping[str, object]) -> NewItem:
     if unknown:
         message = f"item: expected the fields {', '.join(sorted(_ITEM_FIELDS))}, found {min(unknown)!a}"
         raise InvalidRequestError(message)
-    value = required_value(fields.get("value"), fields.get("text"))
+    value = value_of(fields.get("value"), fields.get("text"))
+    if value is None:
+        raise InvalidRequestError("expected value (base64) or text (UTF-8), found neither")
     key = fields.get("dedupe_key")
     others = {name: fields[name] for name in ("deadline_us", "delay_s", "priority") if fields.get(name) is not None}
     # NewItem checks the types.
@@ -86,8 +128,13 @@ def item_fields(item: NewItem) -> Json:
 def leased_json(item: Leased, *, as_text: bool) -> Json:
     """Show an item that was handed out; ``as_text``: a value that is UTF-8 is in ``text``."""
     fields = asdict(item)
-    key = fields.pop("dedupe_key")
-    return {**_with_value(fields, as_text=as_text), **_key_json(key)}
+    key: bytes | None = fields.pop("dedupe_key")
+    shown = _with_value(fields, as_text=as_text)
+    try:
+        return {**shown, "dedupe_key": None if key is None else key.decode()}
+    except UnicodeDecodeError:
+        # One that is not UTF-8 was given by another program.
+        return {**shown, "dedupe_key": None, "dedupe_key_base64": base64.b64encode(key or b"").decode()}
 
 
 def peeked_json(item: Peeked, *, as_text: bool) -> Json:
@@ -96,17 +143,8 @@ def peeked_json(item: Peeked, *, as_text: bool) -> Json:
 
 
 def _with_value(fields: Json, *, as_text: bool) -> Json:
-    value = fields.pop("value")
-    assert isinstance(value, bytes)
+    value: bytes = fields.pop("value")
     if as_text:
         with contextlib.suppress(UnicodeDecodeError):
             return {**fields, "text": value.decode()}
     return {**fields, "value": base64.b64encode(value).decode()}
-
-
-def _key_json(key: bytes | None) -> Json:
-    """Show a dedupe_key: one that is not UTF-8, which another program has given, as base64 under another name."""
-    try:
-        return {"dedupe_key": None if key is None else key.decode()}
-    except UnicodeDecodeError:
-        return {"dedupe_key": None, "dedupe_key_base64": base64.b64encode(key or b"").decode()}
