@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.progress import Progress
 
-from wal3_core.cli.output import _Pace
+from wal3_core.cli.shell.output import _Pace
 
 from .conftest import Process, on_terminal
 

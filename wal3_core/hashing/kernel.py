@@ -66,7 +66,7 @@ _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
 Value = Any
 
 
-def _operation(signature: Value, build: Callable[..., Value]) -> Value:
+def _operation(signature: Value, build: Callable[..., Value]) -> Callable[..., int]:
     """Make an operation of this signature; ``build`` gets LLVM's builder and the arguments."""
 
     # numba takes the parameters from what is wrapped.
@@ -78,7 +78,8 @@ def _operation(signature: Value, build: Callable[..., Value]) -> Value:
 
         return signature, generate
 
-    return intrinsic(typed)
+    made: Callable[..., int] = intrinsic(typed)
+    return made
 
 
 def _pointer(builder: Value, address: Value, kind: Value) -> Value:

@@ -85,14 +85,11 @@ class QueueClient:
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
-            message = f"server {url[:80]}: expected a URL like http://127.0.0.1:8790, found another"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"server {url[:80]}: expected a URL like http://127.0.0.1:8790, found another")
         if parts.username is not None:
-            message = "server: expected a URL without a name and a password, found one with them"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError("server: expected a URL without a name and a password, found one with them")
         if token is not None and not (token.isascii() and token.isprintable()):
-            message = "access token: expected printable ASCII characters, found others"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError("access token: expected printable ASCII characters, found others")
         self.url = url.rstrip("/")
         self._token = token
         self._runtime = runtime or shared_runtime()

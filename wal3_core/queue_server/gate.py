@@ -5,8 +5,7 @@ import hashlib
 import hmac
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.answers import error_answer, stopping_answer
-from wal3_core.queue_server.service import QueueServerOptions, QueueService
+from wal3_core.queue_server.service import Load, QueueService, Ticket
 from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import QUEUE
 
@@ -45,8 +44,7 @@ def read_tokens(path: Path) -> list[str]:
         raise InvalidRequestError(message) from error
     found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not found:
-        message = f"{path}: expected an access token on each line, found none"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{path}: expected an access token on each line, found none")
     if mode & _READ_BY_OTHERS:
         QUEUE.warning(
             "%s: expected access tokens that only their owner reads, found mode %03o: every user of this machine has"
@@ -70,11 +68,10 @@ class Tokens:
         for number, token in enumerate(tokens, 1):
             if len(token) < _CHARS_MIN or not token.isascii() or not token.isprintable() or " " in token:
                 # Not shown: it may be a secret with a slip in it.
-                message = (
+                raise InvalidRequestError(
                     f"access token {number}: expected at least {_CHARS_MIN} printable ASCII characters without spaces,"
                     f" found {len(token)} characters"
                 )
-                raise InvalidRequestError(message)
             self._digests.append(hashlib.sha256(token.encode()).digest())
 
     def __bool__(self) -> bool:
@@ -90,51 +87,6 @@ class Tokens:
             if hmac.compare_digest(digest, given) and scheme.lower() == b"bearer":
                 found = number
         return found
-
-
-class Load:
-    """The requests under way, those of them that wait for an item, and the bytes of bodies."""
-
-    def __init__(self, options: QueueServerOptions) -> None:
-        self.options = options
-        self.num_requests = 0
-        self.num_waiting = 0
-        self.num_bytes = 0
-
-
-class Ticket:
-    """One request under way, from now on until it is ``done``."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        self.num_bytes = 0
-        load.num_requests += 1
-
-    def add(self, num_bytes: int) -> None:
-        """Count bytes of its body."""
-        self.num_bytes += num_bytes
-        self._load.num_bytes += num_bytes
-
-    @contextmanager
-    def waiting(self) -> Iterator[bool]:
-        """Count it among those that wait, with no body, and not among the others; False: as many wait as may."""
-        load = self._load
-        if load.num_waiting >= load.options.waiting_max:
-            yield False
-            return
-        self.add(-self.num_bytes)
-        load.num_requests -= 1
-        load.num_waiting += 1
-        try:
-            yield True
-        finally:
-            load.num_waiting -= 1
-            load.num_requests += 1
-
-    def done(self) -> None:
-        """Count it no more."""
-        self.add(-self.num_bytes)
-        self._load.num_requests -= 1
 
 
 class Rates:

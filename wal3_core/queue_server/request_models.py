@@ -61,8 +61,7 @@ class _Read(Request):
 async def _read(request: Request, model: type[BaseModel]) -> BaseModel:
     kind = request.headers.get("content-type")
     if (kind or "").partition(";")[0].strip().lower() != _JSON:
-        message = f"request: expected the header content-type: {_JSON} beside its body, found {kind}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"request: expected the header content-type: {_JSON} beside its body, found {kind}")
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -82,8 +81,7 @@ def _checked(data: bytearray, model: type[BaseModel], signs_max: int) -> BaseMod
         del text
     except (ValueError, RecursionError) as error:
         # Without the error, which holds the text.
-        message = f"body: expected JSON in UTF-8, found {str(error)[:_SHOWN_CHARS]}"
-        raise InvalidRequestError(message) from None
+        raise InvalidRequestError(f"body: expected JSON in UTF-8, found {str(error)[:_SHOWN_CHARS]}") from None
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -58,14 +58,12 @@ AsText = Annotated[bool, Query(description="give a value that is UTF-8 as `text`
 def _check_count(service: QueueService, count: int) -> None:
     most = service.options.items_max
     if not 1 <= count <= most:
-        message = f"count: expected 1 to {most}, found {count}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"count: expected 1 to {most}, found {count}")
 
 
 def _check_batch(service: QueueService, what: str, count: int) -> None:
     if count > service.options.items_max:
-        message = f"{what}: expected at most {service.options.items_max}, found {count}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{what}: expected at most {service.options.items_max}, found {count}")
 
 
 # ---------------------------------------------------------------------- queues

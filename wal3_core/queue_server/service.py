@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,9 +33,8 @@ from wal3_core.views.queue import (
 from wal3_core.views.queue.loading import expecting_a_queue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from wal3_core.queue_server.gate import Ticket
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue import (
         Dequeue,
@@ -123,6 +122,51 @@ class QueueServerOptions:
         return f"body: expected at most {self.body_bytes_max} bytes, found more"
 
 
+class Load:
+    """The requests under way, those of them that wait for an item, and the bytes of bodies."""
+
+    def __init__(self, options: QueueServerOptions) -> None:
+        self.options = options
+        self.num_requests = 0
+        self.num_waiting = 0
+        self.num_bytes = 0
+
+
+class Ticket:
+    """One request under way, from now on until it is ``done``."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self.num_bytes = 0
+        load.num_requests += 1
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes of its body."""
+        self.num_bytes += num_bytes
+        self._load.num_bytes += num_bytes
+
+    @contextmanager
+    def waiting(self) -> Iterator[bool]:
+        """Count it among those that wait, with no body, and not among the others; False: as many wait as may."""
+        load = self._load
+        if load.num_waiting >= load.options.waiting_max:
+            yield False
+            return
+        self.add(-self.num_bytes)
+        load.num_requests -= 1
+        load.num_waiting += 1
+        try:
+            yield True
+        finally:
+            load.num_waiting -= 1
+            load.num_requests += 1
+
+    def done(self) -> None:
+        """Count it no more."""
+        self.add(-self.num_bytes)
+        self._load.num_requests -= 1
+
+
 class OpenQueue:
     """A queue whose broker is in this process, unless it was ``fenced``; ``num_calls`` use it now."""
 
@@ -198,8 +242,7 @@ class QueueService:
         # One that is fenced would be taken back when it is opened again.
         idle = next((name for name, held in self._open.items() if not held.num_calls and not held.fenced), None)
         if idle is None:
-            message = f"queue {wanted}: expected at most {self.options.queues_max} queues in use, found as many"
-            raise BusyError(message)
+            raise BusyError(f"queue {wanted}: expected at most {self.options.queues_max} queues in use, found as many")
         self._closing[idle] = asyncio.create_task(self._close(idle, self._open.pop(idle)))
 
     async def _close(self, name: str, held: OpenQueue) -> None:

@@ -137,12 +137,11 @@ async def _failed(request: Request, error: Exception) -> Response:
 def check_exposure(host: str, tokens: Tokens, *, insecure: bool) -> None:
     """Refuse to let every program that reaches the host use the queues, unless that is said explicitly."""
     if not tokens and not insecure and not is_loopback(host):
-        message = (
+        raise InvalidRequestError(
             f"host {host}: expected access tokens, or an address of this machine alone such as 127.0.0.1,"
             f" found neither: name a file of tokens (--tokens-file), set {TOKENS_VARIABLE}, or let every program in"
             f" (--insecure)"
         )
-        raise InvalidRequestError(message)
 
 
 def is_loopback(host: str) -> bool:

@@ -37,11 +37,10 @@ _ITEM_FIELDS = frozenset({"value", "text", "deadline_us", "delay_s", "priority",
 def log_of(prefix: str, name: str) -> str:
     """Return the log of a queue. InvalidRequestError for a name that no queue below a prefix may have."""
     if not is_name_part(name):
-        message = (
+        raise InvalidRequestError(
             f"queue: expected a name of [A-Za-z0-9_-], at most 255 characters and none that is reserved for a log's own"
             f" folders, found {ascii(name)[:80]}"
         )
-        raise InvalidRequestError(message)
     return f"{prefix}/{name}" if prefix else name
 
 
@@ -73,8 +72,7 @@ def _is_queue(store: ObjectStore, log: str) -> bool:
 def value_of(value: object, text: object) -> bytes | None:
     """Return the bytes of a value; None when there is neither. InvalidRequestError when there are both."""
     if value is not None and text is not None:
-        message = "expected value or text, found both"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError("expected value or text, found both")
     if text is not None:
         return utf8(text, "text")
     if value is None:
@@ -82,20 +80,17 @@ def value_of(value: object, text: object) -> bytes | None:
     try:
         return base64.b64decode(utf8(value, "value"), validate=True)
     except (binascii.Error, ValueError) as error:
-        message = f"value: expected base64, found {ascii(value)[:40]} ({error})"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"value: expected base64, found {ascii(value)[:40]} ({error})") from error
 
 
 def utf8(text: object, name: str) -> bytes:
     """Encode a text. InvalidRequestError when it is none, or holds half of a surrogate pair."""
     if not isinstance(text, str):
-        message = f"{name}: expected text, found {type(text).__name__}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{name}: expected text, found {type(text).__name__}")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        message = f"{name}: expected UTF-8, found {ascii(text)[:40]} ({error.reason})"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"{name}: expected UTF-8, found {ascii(text)[:40]} ({error.reason})") from error
 
 
 def new_item(fields: Mapping[str, object]) -> NewItem:

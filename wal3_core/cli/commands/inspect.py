@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 import click
 from rich.tree import Tree
 
-from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors, unreadable
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, counted, plain, print_json, second, size, table, time
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors
+from wal3_core.cli.shell.failures import unreadable
+from wal3_core.cli.shell.output import (
+    console,
+    count,
+    counted,
+    plain,
+    print_json,
+    second,
+    show_facts,
+    show_table,
+    size,
+    time,
+)
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import log_argument
 from wal3_core.errors import CorruptError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
@@ -30,7 +41,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
@@ -39,8 +49,7 @@ _ENDS_SHOWN = 3
 @click.command()
 @log_argument()
 @click.option("--full", is_flag=True, help="Show every snapshot and fragment; reads every snapshot and key roll-up.")
-@json_option
-@pass_session
+@session_and_json
 def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.
 
@@ -57,7 +66,11 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
     cursors, damage = survey_cursors(store, log)
-    found = _Found(reader, manifest, _key_rollups(store, log, manifest), full)
+    stores = None
+    if manifest.compaction.passes:
+        runtime, retry = shared_runtime(), RetryOptions()
+        stores = LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
+    found = _Found(reader, manifest, stores, full)
     if as_json:
         print_json(_document(found, log, cursors))
     else:
@@ -116,19 +129,13 @@ class _KeyRollup:
         return {"bytes": self.num_bytes, "keys": self.num_keys, "damage": self.damage}
 
 
-def _key_rollups(store: ObjectStore, log: str, manifest: Manifest) -> LogStores | None:
-    if not manifest.compaction.passes:
-        return None
-    runtime, retry = shared_runtime(), RetryOptions()
-    return LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
-
-
 def _show(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> None:
     output, manifest = console(), found.manifest
-    facts = table(("", ""), _facts(log, manifest))
-    facts.show_header = False
-    output.print(facts)
-    output.print(_tree(found, log))
+    show_facts(_facts(log, manifest))
+    kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
+    root = Tree(f"{log}: {kinds} in the manifest")
+    _grow(found, root, manifest.pointers)
+    output.print(root)
     epochs = [(str(epoch.epoch), epoch.token, count(epoch.first_seq_no)) for epoch in manifest.epochs]
     columns = ("epoch", "writer", "first fragment")
     show_table(columns, epochs, numbers=("epoch", "first fragment"), output=output)
@@ -180,14 +187,6 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         # One that drops nothing goes beyond cursors, and announces no limit.
         where = f" below offset {count(announced.limit)}" if announced.limit else ", and drops no record"
         yield "compacting", f"pass {announced.token} is about to replace fragments{where}"
-
-
-def _tree(found: _Found, log: str) -> Tree:
-    manifest = found.manifest
-    kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
-    root = Tree(f"{log}: {kinds} in the manifest")
-    _grow(found, root, manifest.pointers)
-    return root
 
 
 def _grow(found: _Found, branch: Tree, pointers: Sequence[Pointer]) -> None:
