@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from wal3_core.cli.program import cli
 from wal3_core.cli.program import command as imported
-from wal3_core.cli.types import Decimal, Duration, Name, Place, Time, Whole
+from wal3_core.cli.types import Decimal, Duration, LogOffset, Name, Time, Whole
 
 from .conftest import Command
 
@@ -64,7 +64,7 @@ NO_STORE = [
     "s3:",
     "gs://",
 ]
-NUMBERS = (Whole, Decimal, Duration, Time, Place)
+NUMBERS = (Whole, Decimal, Duration, Time, LogOffset)
 CHECKED = (Name, *NUMBERS, click.Choice)
 TEXTS = {"reason", "separator", "value", "dedupe_key", "token", "receipt", "folder", "host", "summary_path"}
 STORES = {"server", "to_store", "from_store", "url"}

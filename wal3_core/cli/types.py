@@ -326,18 +326,10 @@ def _is_named(folder: str) -> bool:
     return is_name_part(folder.rstrip("/").rpartition("/")[2])
 
 
-def _cursors(store: ObjectStore, log: str, _: str) -> Iterable[str]:
-    return sorted(CursorStore(store, log).list())
-
-
-def _pins(store: ObjectStore, log: str, _: str) -> Iterable[str]:
-    return sorted(PinStore(store, log).list())
-
-
 LOG = Name("log", check_log_name, _logs)
 LOG_PREFIX = Name("prefix", _check_prefix, _logs)
-CURSOR = Name("cursor", check_cursor_name, _cursors)
-PIN = Name("pin", check_pin_name, _pins)
+CURSOR = Name("cursor", check_cursor_name, lambda store, log, _: sorted(CursorStore(store, log).list()))
+PIN = Name("pin", check_pin_name, lambda store, log, _: sorted(PinStore(store, log).list()))
 SERVER = Name("server", _check_server)
 
 
@@ -349,7 +341,7 @@ _OPTIONS = (
 )
 
 
-class Place(click.ParamType[str]):
+class LogOffset(click.ParamType[str]):
     """A place in a log: an offset, ``first`` or ``next``."""
 
     name = "offset"

@@ -48,7 +48,7 @@ NO_COLUMN = Binary(0, wide=False, values=0, values_bytes=0, valid=0, first_bit=0
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class RecordColumns:
     """Records, by the addresses of Arrow's buffers: their owner must keep these until the sums are there."""
 
     count: int
@@ -58,7 +58,7 @@ class Columns:
     bodies: Binary
 
 
-def call(function: Function, columns: Columns, begins: Sequence[int], sums: Sums) -> int:
+def call(function: Function, columns: RecordColumns, begins: Sequence[int], sums: Sums) -> int:
     """Run the code, without the GIL, and return its result. ``sums`` has a row for each group."""
     starts = np.array(begins, dtype=np.int64)
     scratch = np.empty(8 * _SCRATCH_WORDS + _SCRATCH_ALIGNMENT, dtype=np.uint8)
@@ -81,7 +81,7 @@ def _words(column: Binary) -> tuple[int, ...]:
     return (column.bounds, int(column.wide), column.values, column.values_bytes, column.valid, column.first_bit)
 
 
-class _Values:
+class _BinaryColumn:
     """A column of bytes, and the memory that it lies in."""
 
     def __init__(self, values: Sequence[bytes | None]) -> None:
@@ -111,8 +111,8 @@ def check(function: Function) -> None:
     offsets = np.arange(len(rows), dtype=np.uint64) * np.uint64(0x0123456789ABCDEF)
     timestamps_us = offsets[::-1].copy()
     sums = np.zeros((len(rows), _SUMS), dtype=np.uint64)
-    key_values, body_values = _Values(keys), _Values(bodies)
-    columns = Columns(
+    key_values, body_values = _BinaryColumn(keys), _BinaryColumn(bodies)
+    columns = RecordColumns(
         len(rows), offsets.ctypes.data, timestamps_us.ctypes.data, key_values.column(), body_values.column()
     )
     result = call(function, columns, rows, sums)

@@ -25,7 +25,7 @@ from wal3_core.runtime.loggers import HASHING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.hashing.calling import Columns, Function, Sums
+    from wal3_core.hashing.calling import Function, RecordColumns, Sums
 
 VARIABLE = "WAL3_FAST"
 _BUILDER = "wal3_core.hashing.building"
@@ -80,7 +80,7 @@ class Lanes:
             return False
         return True
 
-    def add(self, columns: Columns, begins: Sequence[int], sums: Sums) -> bool:
+    def add(self, columns: RecordColumns, begins: Sequence[int], sums: Sums) -> bool:
         """Add the words of the records' digests to the sums of their groups, which begin at the given rows.
 
         False when ``hashlib`` has to do it: nothing was added then.

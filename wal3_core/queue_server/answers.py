@@ -36,7 +36,7 @@ _PIECE_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _HttpError:
     """What an error is over HTTP. ``retry_s``: after how long the same request may succeed."""
 
     status: int
@@ -53,23 +53,23 @@ class StoppingError(UnavailableError):
 
 
 # The first class that fits counts.
-_KINDS: tuple[tuple[type[LogError], _Kind], ...] = (
-    (BusyError, _Kind(503, "busy", 1)),
-    (LogNotFoundError, _Kind(404, "unknown_queue")),
-    (LogExistsError, _Kind(409, "exists")),
-    (ClosedError, _Kind(503, "stopping", 1)),
-    (InvalidRequestError, _Kind(422, "invalid")),
-    (UnknownItemError, _Kind(404, "unknown_item")),
-    (StaleTokenError, _Kind(409, "stale_token")),
-    (QueueFullError, _Kind(503, "queue_full", 5)),
-    (FencedError, _Kind(503, "fenced", 60)),
-    (LogReplacedError, _Kind(503, "replaced", 1)),
+_KINDS: tuple[tuple[type[LogError], _HttpError], ...] = (
+    (BusyError, _HttpError(503, "busy", 1)),
+    (LogNotFoundError, _HttpError(404, "unknown_queue")),
+    (LogExistsError, _HttpError(409, "exists")),
+    (ClosedError, _HttpError(503, "stopping", 1)),
+    (InvalidRequestError, _HttpError(422, "invalid")),
+    (UnknownItemError, _HttpError(404, "unknown_item")),
+    (StaleTokenError, _HttpError(409, "stale_token")),
+    (QueueFullError, _HttpError(503, "queue_full", 5)),
+    (FencedError, _HttpError(503, "fenced", 60)),
+    (LogReplacedError, _HttpError(503, "replaced", 1)),
     # Not to be repeated blindly: an item may be in the queue.
-    (UnknownDurabilityError, _Kind(503, "unknown_outcome")),
-    (NotDurableError, _Kind(503, "unavailable", 1)),
-    (UnavailableError, _Kind(503, "unavailable", 5)),
+    (UnknownDurabilityError, _HttpError(503, "unknown_outcome")),
+    (NotDurableError, _HttpError(503, "unavailable", 1)),
+    (UnavailableError, _HttpError(503, "unavailable", 5)),
 )
-_FAILED = _Kind(500, "failed")
+_FAILED = _HttpError(500, "failed")
 _RESTART = (
     "; the server leaves the queue to it: to serve it from here again, stop the other process, and restart this server"
 )

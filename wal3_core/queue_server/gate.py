@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.answers import error_answer, stopping_answer
-from wal3_core.queue_server.service import Load, QueueService, Ticket
+from wal3_core.queue_server.service import QueueService, ServerLoad, Ticket
 from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import QUEUE
 
@@ -141,7 +141,7 @@ class Gate:
         self._access = access
         self._options = service.options
         self._rates = Rates(service.options.requests_per_s, runtime)
-        self._load = Load(service.options)
+        self._load = ServerLoad(service.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -157,7 +157,7 @@ class Gate:
             return
         ticket = scope["ticket"] = Ticket(self._load)
         try:
-            await self._app(scope, _Body(receive, self._load, ticket).receive, send)
+            await self._app(scope, _RequestBody(receive, self._load, ticket).receive, send)
         finally:
             ticket.done()
 
@@ -219,10 +219,10 @@ def _length(headers: Headers) -> int:
     return int(length[:20]) if length.isdecimal() else 0
 
 
-class _Body:
+class _RequestBody:
     """The body of one request, as it arrives: in time, and not too large, whatever its headers say."""
 
-    def __init__(self, receive: Receive, load: Load, ticket: Ticket) -> None:
+    def __init__(self, receive: Receive, load: ServerLoad, ticket: Ticket) -> None:
         self._receive = receive
         self._options = load.options
         self._load = load

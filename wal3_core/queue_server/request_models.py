@@ -111,11 +111,11 @@ def _check_size(data: bytearray, signs_max: int) -> None:
             raise InvalidRequestError(message)
 
 
-class _Body(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _ValueBody(_Body):
+class _ValueBody(_StrictModel):
     value: Annotated[str | None, Field(description="the value, as base64")] = None
     text: Annotated[str | None, Field(description="the value, if it is text: in place of `value`")] = None
 
@@ -146,13 +146,13 @@ class ItemBody(_ValueBody):
         return self._item
 
 
-class ItemsBody(_Body):
+class ItemsBody(_StrictModel):
     """Items to enqueue, all or none."""
 
     items: Annotated[list[ItemBody], Field(min_length=1), FailFast()]
 
 
-class DefinitionBody(_Body):
+class DefinitionBody(_StrictModel):
     """What holds for a queue's items."""
 
     lease_s: Annotated[float, Field(description="how long a lease lasts unless a dequeue says otherwise")] = (
@@ -177,7 +177,7 @@ class CreateBody(DefinitionBody):
     queue: Annotated[str, Field(description="its name: letters, digits, _ and -")]
 
 
-class DequeueBody(_Body):
+class DequeueBody(_StrictModel):
     """Which items to lease. `text`: a value that is UTF-8 comes as `text` in place of `value`."""
 
     count: Annotated[int, Field(description="at most so many")] = 1
@@ -186,14 +186,14 @@ class DequeueBody(_Body):
     text: bool = False
 
 
-class LeaseBody(_Body):
+class LeaseBody(_StrictModel):
     """A leased item."""
 
     id: int
     token: str
 
 
-class LeasesBody(_Body):
+class LeasesBody(_StrictModel):
     """Leased items, all or none."""
 
     leases: Annotated[list[LeaseBody], Field(min_length=1), FailFast()]
@@ -221,20 +221,20 @@ class ExtendBody(LeaseBody):
     lease_s: float
 
 
-class ReclaimBody(_Body):
+class ReclaimBody(_StrictModel):
     """Leased items to put back, all or none, without their tokens."""
 
     ids: Annotated[list[int], Field(min_length=1), FailFast()]
 
 
-class KickBody(_Body):
+class KickBody(_StrictModel):
     """Dead letters to make pending: those with these ids, or the `count` that were buried first."""
 
     count: int = 1
     ids: list[int] | None = None
 
 
-class PurgeBody(_Body):
+class PurgeBody(_StrictModel):
     """Which items to remove."""
 
     pending: bool = True

@@ -56,9 +56,9 @@ AsText = Annotated[bool, Query(description="give a value that is UTF-8 as `text`
 
 
 def _check_count(service: QueueService, count: int) -> None:
-    most = service.options.items_max
-    if not 1 <= count <= most:
-        raise InvalidRequestError(f"count: expected 1 to {most}, found {count}")
+    limit = service.options.items_max
+    if not 1 <= count <= limit:
+        raise InvalidRequestError(f"count: expected 1 to {limit}, found {count}")
 
 
 def _check_batch(service: QueueService, what: str, count: int) -> None:

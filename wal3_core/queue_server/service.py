@@ -122,7 +122,7 @@ class QueueServerOptions:
         return f"body: expected at most {self.body_bytes_max} bytes, found more"
 
 
-class Load:
+class ServerLoad:
     """The requests under way, those of them that wait for an item, and the bytes of bodies."""
 
     def __init__(self, options: QueueServerOptions) -> None:
@@ -135,7 +135,7 @@ class Load:
 class Ticket:
     """One request under way, from now on until it is ``done``."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ServerLoad) -> None:
         self._load = load
         self.num_bytes = 0
         load.num_requests += 1
@@ -322,21 +322,21 @@ class QueueService:
 
     async def head(self, name: str, count: int) -> list[Peeked]:
         """Return the pending items that come first, as many as an answer may have, as ``stats`` does."""
-        most = self.options.answer_bytes_max
+        bytes_max = self.options.answer_bytes_max
         found, _ = await self._look(
             name,
-            lambda queue: queue.peek(count, bytes_max=most),
-            lambda log: read_queue_head(self._store, log, count, bytes_max=most),
+            lambda queue: queue.peek(count, bytes_max=bytes_max),
+            lambda log: read_queue_head(self._store, log, count, bytes_max=bytes_max),
         )
         return found
 
     async def dead(self, name: str, count: int, after: int) -> list[Peeked]:
         """Return dead letters by rising ids, as many as an answer may have, as ``stats`` does."""
-        most = self.options.answer_bytes_max
+        bytes_max = self.options.answer_bytes_max
         found, _ = await self._look(
             name,
-            lambda queue: queue.dead(count, after=after, bytes_max=most),
-            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=most),
+            lambda queue: queue.dead(count, after=after, bytes_max=bytes_max),
+            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=bytes_max),
         )
         return found
 

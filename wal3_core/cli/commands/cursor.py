@@ -9,7 +9,7 @@ import click
 from wal3_core.cli.shell.failures import unreadable
 from wal3_core.cli.shell.output import confirm, count, counted, plain, print_json, second, show, show_table
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.types import CURSOR, Place, log_argument
+from wal3_core.cli.types import CURSOR, LogOffset, log_argument
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
@@ -90,7 +90,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
 @cursor.command("set")
 @log_argument()
 @click.argument("name", type=CURSOR)
-@click.argument("offset", type=Place())
+@click.argument("offset", type=LogOffset())
 @session_and_json
 def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool) -> None:
     """Create the cursor NAME of LOG at OFFSET, or move it there.

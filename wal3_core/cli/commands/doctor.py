@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -46,7 +47,7 @@ def doctor(session: Session, url: str | None, as_json: bool) -> None:
     LANES.look()
     hashing = LANES.hashing()
     if as_json:
-        print_json({**report.to_json(), "hashing": {"by": hashing.by, "because": hashing.because}})
+        print_json({**report.to_json(), "hashing": asdict(hashing)})
     else:
         _show_examination(report)
         console().print(f"this process hashes records by {hashing.by}: {hashing.because}", markup=False)

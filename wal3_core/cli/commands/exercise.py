@@ -119,14 +119,10 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
         body_bytes_max=record_bytes_max - _KEY_BYTES,
         bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
     )
-    lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
-    plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
+    lasts_s, limit = None if soak else duration_s, bytes_max or _BYTES_MAX
+    plan = Plan(load, duration_s=lasts_s, bytes_max=limit, kills=kills, maintenance=with_maintenance, late_s=late_s)
     report = partial(_report, path=summary_path, as_json=as_json)
-    _conclude(_exercise(session, plan, report, keep=keep))
-
-
-def _conclude(summary: Summary) -> None:
-    """Fail if anything was found, or nothing was tried."""
+    summary = _exercise(session, plan, report, keep=keep)
     if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
     summary.check_tried()

@@ -34,7 +34,7 @@ _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects
 
 @click.command("gc")
 @log_argument("logs", many=True)
-@click.option("--all", "every", is_flag=True, help="Collect every log of the store.")
+@click.option("--all", "all_logs", is_flag=True, help="Collect every log of the store.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -75,7 +75,7 @@ def gc(  # noqa: PLR0913 - its options
     /,
     logs: tuple[str, ...],
     *,
-    every: bool,
+    all_logs: bool,
     dry_run: bool,
     interval_s: float,
     fraction_max: float,
@@ -109,10 +109,10 @@ def gc(  # noqa: PLR0913 - its options
         orphans_max=_DEFAULTS.orphans_max if orphans else 0,
     )
     store = session.store()
-    named = named_logs(store, logs, every=every, verb="collect")
+    named = named_logs(store, logs, all_logs=all_logs, verb="collect")
     if not named and not as_json:
         click.echo(NO_LOGS)
-    run = _Run(store, options, up_to_offset, dry_run=dry_run, as_json=as_json)
+    run = _GcRun(store, options, up_to_offset, dry_run=dry_run, as_json=as_json)
     sound = True
     try:
         for log in named:
@@ -122,14 +122,14 @@ def gc(  # noqa: PLR0913 - its options
                 if len(logs) == 1:
                     raise
                 # A log that cannot be collected must not stop the others.
-                sound &= run.refused(log, error, named=not every)
+                sound &= run.refused(log, error, named=not all_logs)
     finally:
         if run.rows:
             show_table(_COLUMNS, run.rows, numbers=_COLUMNS[1:6], texts=("why",))
     exit_unless(sound)
 
 
-class _Run:
+class _GcRun:
     """Collects one log after another; ``rows`` is the table of what was done."""
 
     def __init__(
@@ -227,17 +227,17 @@ def _to_json(done: CollectionReport, problems: list[str]) -> JsonObject:
     }
 
 
-def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
+def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_PendingCollection]:
     """Describe pending collections; reads the store's clock and the references once for all of them."""
     if not pending:
         return
     references, now_us = deleter.references(), deleter.store_now_us()
     for garbage in pending:
         wait_s, paths = deleter.wait_s(garbage.path, now_us=now_us), deleter.objects(garbage, references)
-        yield _Begun(garbage, wait_s, tuple(paths))
+        yield _PendingCollection(garbage, wait_s, tuple(paths))
 
 
-def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
+def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_PendingCollection]) -> None:
     click.echo(
         f"{plan.log}: would prune {counted(plan.num_records, 'record')} in {counted(plan.num_fragments, 'fragment')}"
         f" ({plan.fraction:.0%} of its bytes), since {with_durations(plan.reason)}; the log would begin at offset"
@@ -254,7 +254,7 @@ def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Be
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _PendingCollection:
     """A collection that an earlier run began, and what is to be deleted for it."""
 
     garbage: Garbage

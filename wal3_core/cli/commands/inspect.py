@@ -70,7 +70,7 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     if manifest.compaction.passes:
         runtime, retry = shared_runtime(), RetryOptions()
         stores = LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
-    found = _Found(reader, manifest, stores, full)
+    found = _Inspection(reader, manifest, stores, full)
     if as_json:
         print_json(_document(found, log, cursors))
     else:
@@ -80,7 +80,7 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Inspection:
     """What is shown; ``stores`` is None for a log without passes of key compaction, which has no key roll-ups."""
 
     reader: LogReader
@@ -96,22 +96,22 @@ class _Found:
         """Tell whether a pass could have left a key roll-up of it."""
         return self.stores is not None and isinstance(pointer, SnapshotPointer) and pointer.depth == 1
 
-    def key_rollup(self, pointer: Pointer) -> _KeyRollup | None:
+    def key_rollup(self, pointer: Pointer) -> _KeyRollupStatus | None:
         """Look for the key roll-up of a snapshot; None when there is none."""
         if self.stores is None or not isinstance(pointer, SnapshotPointer):
             return None
         stored = self.stores.objects.head(key_rollup_path(pointer.path))
         if stored is None or not self.full:
-            return None if stored is None else _KeyRollup(stored.size)
+            return None if stored is None else _KeyRollupStatus(stored.size)
         try:
             rollup = self.stores.key_rollups.read(pointer)
         except CorruptError as error:
-            return _KeyRollup(stored.size, damage=str(error))
-        return None if rollup is None else _KeyRollup(stored.size, num_keys=rollup.num_hashes)
+            return _KeyRollupStatus(stored.size, damage=str(error))
+        return None if rollup is None else _KeyRollupStatus(stored.size, num_keys=rollup.num_hashes)
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyRollup:
+class _KeyRollupStatus:
     """A key roll-up; a key counts in each fragment that holds it. Without --full only the bytes are known."""
 
     num_bytes: int
@@ -129,7 +129,7 @@ class _KeyRollup:
         return {"bytes": self.num_bytes, "keys": self.num_keys, "damage": self.damage}
 
 
-def _show(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> None:
+def _show(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> None:
     output, manifest = console(), found.manifest
     show_facts(_facts(log, manifest))
     kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
@@ -189,7 +189,7 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "compacting", f"pass {announced.token} is about to replace fragments{where}"
 
 
-def _grow(found: _Found, branch: Tree, pointers: Sequence[Pointer]) -> None:
+def _grow(found: _Inspection, branch: Tree, pointers: Sequence[Pointer]) -> None:
     hidden = 0 if found.full else max(0, len(pointers) - 2 * _ENDS_SHOWN)
     for index, pointer in enumerate(pointers):
         if hidden and _ENDS_SHOWN <= index < len(pointers) - _ENDS_SHOWN:
@@ -214,7 +214,7 @@ def _described(pointer: Pointer) -> str:
     return f"{what}: {offsets}, {held}, {second(pointer.start.timestamp_us)}"
 
 
-def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[str, object]:
+def _document(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> dict[str, object]:
     manifest = found.manifest
     return {
         "log": log,
@@ -242,7 +242,7 @@ def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[st
     }
 
 
-def _pointer_json(found: _Found, pointer: Pointer) -> dict[str, object]:
+def _pointer_json(found: _Inspection, pointer: Pointer) -> dict[str, object]:
     fields: dict[str, object] = dict(pointer.to_json())
     if found.may_have_key_rollup(pointer):
         rollup = found.key_rollup(pointer)

@@ -142,7 +142,7 @@ def _flag_of(name: str) -> str:
     "Take appends of all: the default.",
 )
 @session_and_json
-def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str | bool | None) -> None:
+def policy(session: Session, /, log: str, *, as_json: bool, **given: int | str | bool | None) -> None:
     """Show or change the policy by which LOG is collected or compacted, and its limit of unprocessed records.
 
     A log is collected below its cursors. A log without cursors is not collected, unless its policy
@@ -162,7 +162,7 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
       wal3 policy carts --arrange-by-key --min-dirty-percent 10
       wal3 policy queues/mail --view queue
     """
-    changes = _changes(asked)
+    changes = _changes(given)
     store = session.store()
     LogReader.open(store, log)
     policies = PolicyStore(store, log)
@@ -241,17 +241,17 @@ def _compacted(found: Policy) -> list[str]:
     return [*parts, "appends need keys"]
 
 
-def _changes(asked: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
+def _changes(given: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
     """Return the values to be set, None for those to be removed."""
-    given = dict(asked)
-    if given.pop("keep_everything"):
-        if given["cleanup"] not in {None, Cleanup.NOTHING}:
-            raise click.UsageError(f"give --keep-everything or --cleanup {given['cleanup']}, not both")
-        given["cleanup"] = Cleanup.NOTHING
+    options = dict(given)
+    if options.pop("keep_everything"):
+        if options["cleanup"] not in {None, Cleanup.NOTHING}:
+            raise click.UsageError(f"give --keep-everything or --cleanup {options['cleanup']}, not both")
+        options["cleanup"] = Cleanup.NOTHING
     changes: dict[str, Any] = {
-        name: value for name, value in given.items() if not name.startswith(_NO) and value is not None
+        name: value for name, value in options.items() if not name.startswith(_NO) and value is not None
     }
-    for name in (name.removeprefix(_NO) for name, flag in given.items() if name.startswith(_NO) and flag):
+    for name in (name.removeprefix(_NO) for name, flag in options.items() if name.startswith(_NO) and flag):
         if name in changes:
             option = name.replace("_", "-")
             raise click.UsageError(f"give --{option} or --no-{option.removesuffix('-s')}, not both")

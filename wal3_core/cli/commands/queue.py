@@ -417,7 +417,7 @@ def requeue(  # noqa: PLR0913 - its options
     if value is not None and item is None:
         raise click.UsageError("--value: expected ID and TOKEN beside it")
     new = None if value is None else utf8(value, "--value")
-    done = _Done(queues, name, "requeued")
+    done = _LeaseChanges(queues, name, "requeued")
     done.run([Requeue(*lease, deadline_us, delay_s, new) for lease in _leases(item, token)])
     done.report(as_json=as_json)
 
@@ -441,7 +441,7 @@ def extend(queues: Queues, *, name: str, item: int | None, token: str | None, le
       wal3 queue extend jobs 17 8f14e45fceea167a --lease 10m
       wal3 queue extend jobs --lease 10m < items
     """
-    done = _Done(queues, name, "extended")
+    done = _LeaseChanges(queues, name, "extended")
     answers = done.run([Extend(*lease, lease_s) for lease in _leases(item, token)])
     until_us = min((int(answer["lease_until_us"]) for answer in answers), default=None)
     done.report(as_json=as_json, lease_until_us=until_us)
@@ -463,7 +463,7 @@ def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_j
       wal3 queue bury jobs 17 8f14e45fceea167a
       wal3 queue bury jobs < items
     """
-    done = _Done(queues, name, "buried")
+    done = _LeaseChanges(queues, name, "buried")
     done.run([Bury(*lease) for lease in _leases(item, token)])
     done.report(as_json=as_json)
 
@@ -577,7 +577,7 @@ def _listed(ids: Sequence[int]) -> str:
     return f": {', '.join(map(str, ids[:_SHOWN_MAX]))}{more}"
 
 
-class _Done:
+class _LeaseChanges:
     """What was done with each of several leased items; ``word`` says what."""
 
     def __init__(self, queues: Queues, name: str, word: str) -> None:

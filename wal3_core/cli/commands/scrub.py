@@ -31,14 +31,14 @@ _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 
 @click.command()
 @log_argument("logs", many=True)
-@click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
+@click.option("--all", "all_logs", is_flag=True, help="Scrub every log of the store.")
 @click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin with the fragment that holds N.")
 @click.option("--bytes", "num_bytes", metavar="N", type=Whole(min=1), help="Stop after N bytes of fragments.")
 @session_and_json
 def scrub(
     session: Session,
     logs: tuple[str, ...],
-    every: bool,
+    all_logs: bool,
     from_offset: int | None,
     num_bytes: int | None,
     as_json: bool,
@@ -62,7 +62,7 @@ def scrub(
     if from_offset is not None and len(logs) != 1:
         raise click.UsageError("--from-offset: name one log")
     store = session.store()
-    named = named_logs(store, logs, every=every, verb="scrub")
+    named = named_logs(store, logs, all_logs=all_logs, verb="scrub")
     reports = []
     limits = Limits(num_bytes=num_bytes)
     for report in _scrubbed(store, named, from_offset, limits):

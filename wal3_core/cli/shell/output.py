@@ -125,7 +125,7 @@ def second(timestamp_us: int) -> str:
     return f"{shown.partition('.')[0]}Z" if shown.endswith("Z") else shown
 
 
-class _Pace(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """How many are done, how many a second, and how long the rest will take."""
 
     def render(self, task: Task) -> Text:
@@ -148,7 +148,7 @@ def progress(label: str, total: int | None, *, beside: bool = False) -> Iterator
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
-        _Pace(),
+        _RateColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -56,11 +56,11 @@ def check_directory(path: Path) -> None:
         raise InvalidRequestError(message)
 
 
-def named_logs(store: ObjectStore, logs: Sequence[str], *, every: bool, verb: str) -> Sequence[str]:
+def named_logs(store: ObjectStore, logs: Sequence[str], *, all_logs: bool, verb: str) -> Sequence[str]:
     """Return the logs that a command is for, those named or --all; UsageError when neither or both are given."""
-    if bool(logs) == every:
+    if bool(logs) == all_logs:
         raise click.UsageError(f"name the logs to {verb}, or give --all")
-    return logs_of(store) if every else logs
+    return logs_of(store) if all_logs else logs
 
 
 def logs_of(store: ObjectStore, prefix: str = "") -> list[str]:
