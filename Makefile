@@ -163,7 +163,7 @@ docs: setup ## The documentation site, into site/; fails on a broken link
 	@echo "Open site/index.html, or run: $(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000"
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
-	$(BIN)/python benchmarks/git_history.py
+	PYTHONPATH=. $(BIN)/python benchmarks/git_history.py
 
 clean: ## Remove the environments, the demo and what builds have left
 	rm -rf $(VENV) .venv-ministack .demo build site *.egg-info

@@ -1,7 +1,7 @@
 """A large git history through the log and back: ``make history``.
 
-Makes a repository of 100,000 file changes from a fixed seed, ingests it into a log by the command
-line, prints it with ``wal3 cat``, folds the lines by key, and compares the result with
+Makes a repository of 100,000 file changes from a fixed seed, ingests it into a log by
+examples/git_history, prints it with ``wal3 cat``, folds the lines by key, and compares the result with
 ``git ls-tree -r HEAD``. Exit status 1 when they differ.
 """
 
@@ -81,7 +81,8 @@ def main() -> None:
         repository, url = Path(folder) / "repository", (Path(folder) / "store").as_uri()
         make_repository(repository)
         began = time.perf_counter()
-        subprocess.run([WAL3, "--store", url, "ingest-git", repository, "history"], check=True)
+        command = [sys.executable, "-m", "examples.git_history", repository, url, "history"]
+        subprocess.run(command, check=True)
         ingested = time.perf_counter()
         folded, count = fold(url)
         read = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core.cli.times import Time
+from wal3_core.cli.types import Time
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
@@ -115,7 +115,7 @@ def faulty(wal3: Command, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """The store that the command opens; each line of its input is a batch."""
     wal3.ok("init", "events")
     store = FaultyStore(open_store(wal3.url))
-    monkeypatch.setattr("wal3_core.cli.session.open_store", lambda _: store)
+    monkeypatch.setattr("wal3_core.cli.shell.session.open_store", lambda _: store)
     monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
     return store

@@ -21,8 +21,7 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store, seal
 from wal3_core.cli.commands.append import Appending
-from wal3_core.cli.lines import message_of_raw
-from wal3_core.cli.stopping import StopSignals
+from wal3_core.cli.shell.input import StopSignals, message_of_raw
 
 from .conftest import PROGRAM, Process
 

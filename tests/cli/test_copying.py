@@ -150,7 +150,7 @@ def test_copy_whose_pin_remains_is_complete_and_names_the_command_that_deletes_i
         return store
 
     with monkeypatch.context() as patched:
-        patched.setattr("wal3_core.cli.session.open_store", opened)
+        patched.setattr("wal3_core.cli.shell.session.open_store", opened)
         result = wal3("copy", "a", "b")
 
     assert (result.exit_code, result.stderr.count("\n")) == (0, 1)

@@ -13,11 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from wal3_core.cli.names import Name
 from wal3_core.cli.program import cli
 from wal3_core.cli.program import command as imported
-from wal3_core.cli.ranges import Place
-from wal3_core.cli.times import Decimal, Duration, Time, Whole
+from wal3_core.cli.types import Decimal, Duration, LogOffset, Name, Time, Whole
 
 from .conftest import Command
 
@@ -66,7 +64,7 @@ NO_STORE = [
     "s3:",
     "gs://",
 ]
-NUMBERS = (Whole, Decimal, Duration, Time, Place)
+NUMBERS = (Whole, Decimal, Duration, Time, LogOffset)
 CHECKED = (Name, *NUMBERS, click.Choice)
 TEXTS = {"reason", "separator", "value", "dedupe_key", "token", "receipt", "folder", "host", "summary_path"}
 STORES = {"server", "to_store", "from_store", "url"}
@@ -125,7 +123,7 @@ def refused(wal3: Command, line: list[str]) -> int:
 def test_every_argument_has_a_checked_type_or_is_free_text(name: str) -> None:
     unchecked = {each.name for each in arguments(name) if not isinstance(each.type, (*CHECKED, click.Path))}
 
-    assert unchecked <= TEXTS | STORES, "give it a type of wal3_core/cli/names.py or wal3_core/cli/times.py"
+    assert unchecked <= TEXTS | STORES, "give it a type of wal3_core/cli/types.py"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +13,10 @@ from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from .conftest import Command
 
-# In an order in which each finds what it needs; GIT stands for a repository. The fields are a promise: docs/cli.md.
+# In an order in which each finds what it needs. The fields are a promise: docs/cli.md.
 RUNS: dict[str, tuple[str, set[str]]] = {
     "init a": ("", {"log", "created"}),
     "append a": (
@@ -61,7 +59,6 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "dirty rollup x": ("", {"dirty_log", "log", "decision", "reason", "records", "bytes", "age_us", "handed_out"}),
     "copy a b": ("", {"source", "num_records", "setsum"}),
     "repair a --from STORE --from-log b": ("", {"log", "dry_run", "complete", "num_fragments", "repaired", "problems"}),
-    "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
     "store-id --create": ("", {"store", "store_id"}),
     "doctor": ("", {"url", "checks", "advice", "hashing"}),
     "seal b --reason r": ("", {"log", "reason", "timestamp_us", "sealed_by"}),
@@ -109,19 +106,11 @@ def commands(group: click.Group, *above: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    subprocess.run(["git", "init", "--quiet", str(repository)], check=True, timeout=600)
-    (repository / "file").write_bytes(b"1")
-    for arguments in (("add", "."), ("commit", "--quiet", "--message", "1")):
-        subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=600)
-
+def test_every_command_prints_json_with_its_fields(wal3: Command) -> None:
     # A server has marked a log.
     grow(open_store(wal3.url), "marked")
     for line, (stdin, fields) in RUNS.items():
-        named = {"GIT": str(repository), "STORE": wal3.url}
-        arguments = [named.get(word, word) for word in line.split()]
+        arguments = line.replace("STORE", wal3.url).split()
         documents = wal3.json(*arguments, "--json", stdin=stdin or None)
 
         assert documents, line

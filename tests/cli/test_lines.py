@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.cli import lines
-from wal3_core.cli.lines import json_of_record, line_batches, message_of_json
+from wal3_core.cli.shell import input as lines
+from wal3_core.cli.shell.input import json_of_record, line_batches, message_of_json
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, Record
 

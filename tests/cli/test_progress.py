@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.progress import Progress
 
-from wal3_core.cli.output import _Pace
+from wal3_core.cli.shell.output import _RateColumn
 
 from .conftest import Process, on_terminal
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def paced(total: float | None) -> str:
     """Do 100 a second for ten seconds."""
     now_s = [0.0]
-    column = _Pace()
+    column = _RateColumn()
     bar = Progress(column, get_time=lambda: now_s[0], disable=True)
     bar.add_task("", total=total)
     task: Task = bar.tasks[0]

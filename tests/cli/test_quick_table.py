@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from wal3_core.cli.quick_table import QuickTable
+from wal3_core.cli.shell.output import QuickTable
 
 ROWS = [
     ("orders", "1,000", ""),

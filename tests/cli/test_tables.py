@@ -12,8 +12,7 @@ from rich.console import Console
 
 from wal3_core import LogWriter, PinStore, open_store
 from wal3_core.cli.commands import cursor, gc, ls, scrub, snapshot
-from wal3_core.cli.output import counted, second, time
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.output import counted, second, show_table, time
 
 WIDTH = 80
 ROWS = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from wal3_core.cli.times import Duration, Time, age_of, seconds_of, wait_of
+from wal3_core.cli.types import Duration, Time, age_of, seconds_of, wait_of
 from wal3_core.runtime import US_PER_S, shared_runtime
 
 if TYPE_CHECKING:

@@ -28,11 +28,17 @@ def test_repository_becomes_a_log_for_each_top_level_folder(tmp_path: Path) -> N
     _git(tmp_path, "rm", "-q", "src/code.py")
     _git(tmp_path, "commit", "-q", "-m", "second")
 
+    # A submodule has no bytes here: one that takes a file's place deletes it.
+    _git(tmp_path, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},module")
+    _git(tmp_path, "commit", "-q", "-m", "third")
+    _git(tmp_path, "update-index", "--cacheinfo", f"160000,{'1' * 40},README")
+    _git(tmp_path, "commit", "-q", "-m", "fourth")
+
     found = read_input(tmp_path)
 
     assert found.origin == f"the git history of {tmp_path}"
     assert found.messages == {
-        "root": [Message(b"read me", b"README")],
+        "root": [Message(b"read me", b"README"), Message(None, b"README")],
         "src": [Message(b"one", b"src/code.py"), Message(None, b"src/code.py")],
     }
 

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from wal3_core.queue_server.server_options import QueueServerOptions
-from wal3_core.queue_server.service import QueueService
+from wal3_core.queue_server.gate import Tokens
+from wal3_core.queue_server.service import QueueServerOptions, QueueService
 from wal3_core.queue_server.serving import QueueServer, listening, url_of
-from wal3_core.queue_server.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

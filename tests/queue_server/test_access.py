@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.load import Rates
+from wal3_core.queue_server.gate import Rates, Tokens, read_tokens, split_tokens
 from wal3_core.queue_server.serving import check_exposure
-from wal3_core.queue_server.tokens import Tokens, read_tokens, split_tokens
 from wal3_core.runtime import ThreadRuntime
 
 from .serving import serving

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wal3_core import CorruptError, CursorStore, InvalidRequestError, LogPosition, LogReader, LogWriter, open_store
 from wal3_core.cli.program import cli
-from wal3_core.cli.session import open_named
+from wal3_core.cli.shell.stores import whole_url
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
@@ -141,7 +141,7 @@ def test_store_not_opened_by_url_can_have_any_name(name: str) -> None:
 @pytest.mark.parametrize("url", ["s3://bucket?endpoint=", "s3://bucket?endpoint=http://a&endpoint=http://b"])
 def test_store_of_the_command_line_is_refused_as_one_of_the_library_is(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="store URL: expected no option but endpoint, etags, profile"):
-        open_named(url, timeout_s=1)
+        open_store(whole_url(url, timeout_s=1))
 
 
 def test_etags_are_unquoted_or_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,7 @@
 import os
 import sys
 
-from wal3_core.cli.interrupts import guarded
-from wal3_core.cli.streams import escape_what_cannot_be_encoded, replace_closed
+from wal3_core.cli.shell.process import escape_what_cannot_be_encoded, guarded, replace_closed
 
 __all__ = ["main"]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from wal3_core.cli.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure, readable
-from wal3_core.cli.interrupts import as_exception
-from wal3_core.cli.session import Session
-from wal3_core.cli.targets import of_target
-from wal3_core.cli.times import Duration
-from wal3_core.cli.verbosity import show_log_lines
+from wal3_core.cli.shell.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure, readable
+from wal3_core.cli.shell.process import as_exception
+from wal3_core.cli.shell.session import Session
+from wal3_core.cli.shell.stores import of_target
+from wal3_core.cli.types import Duration
 from wal3_core.errors import LogError
 
 if TYPE_CHECKING:
@@ -43,12 +43,23 @@ _COMMANDS = {
     "migrate": "Seal LOG and begin the log SUCCESSOR where it ends.",
     "copy": "Copy LOG as it is now to the new log TARGET; offsets and times stay the same.",
     "destroy": "Delete LOG and everything that belongs to it, for good.",
-    "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
     "doctor": "Test whether a store can hold logs, and how fast it is.",
     "exercise": "Test a store under load: write many logs, kill the writers, and check every record.",
     "store-id": "Print which store this is.",
     "completion": "Print the script by which SHELL completes commands, options and names.",
 }
+# Those that are in the module of another.
+_MODULES = {
+    "init": "append",
+    "cat": "read",
+    "tail": "read",
+    "files": "read",
+    "repair": "copy",
+    "migrate": "seal",
+    "store_id": "doctor",
+}
+_WAITING = "wal3.store.waiting"
+_LINES = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Program(click.Group):
@@ -67,12 +78,14 @@ class Program(click.Group):
             with as_exception(), _readable_usage():
                 return super().invoke(ctx)
         except LogError as error:
-            raise failure(of_target(error, ctx.obj, ctx.meta.get(NAMED_LOG)), ctx.meta.get(NAMED_LOG, "LOG")) from error
+            log = ctx.meta.get(NAMED_LOG)
+            opened = ctx.obj.store if isinstance(ctx.obj, Session) and ctx.obj.url else None
+            raise failure(of_target(error, opened, log), log or "LOG") from error
         except BrokenPipeError:
             raise
         except OSError as error:
             # For example, stdout's disk is full; the interpreter would flush once more at exit.
-            from wal3_core.cli.output import drop_output  # noqa: PLC0415 - rich takes long to import
+            from wal3_core.cli.shell.output import drop_output  # noqa: PLC0415 - rich takes long to import
 
             drop_output()
             raise Failure(str(error)) from error
@@ -114,9 +127,9 @@ def interrupted(context: click.Context) -> NoReturn:
 
 
 def command(name: str) -> click.Command:
-    """Import a command: the module is named for it, and defines it under that name."""
+    """Import a command: its module is named for it, or for another of its kind, and defines it under its name."""
     name = name.replace("-", "_")
-    found = getattr(import_module(f"wal3_core.cli.commands.{name}"), name)
+    found = getattr(import_module(f"wal3_core.cli.commands.{_MODULES.get(name, name)}"), name)
     assert isinstance(found, click.Command)
     return found
 
@@ -172,3 +185,30 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
     """
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)
+
+
+class _Stderr(logging.Handler):
+    """Writes lines to the stderr of the moment: a progress bar replaces it for a while, and so do tests."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        try:
+            click.echo(" ".join(self.format(record).splitlines()), err=True)
+        except Exception:  # noqa: BLE001 - logging's own way with a handler that fails
+            self.handleError(record)
+
+
+def show_log_lines(context: click.Context, verbosity: int) -> None:
+    """Show the library's log lines until the command ends: INFO for 1, DEBUG for 2, what it waits for with 0."""
+    logger, handler = logging.getLogger("wal3" if verbosity else _WAITING), _Stderr()
+    if verbosity:
+        handler.setFormatter(logging.Formatter(_LINES))
+    before = logger.level
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    logger.addHandler(handler)
+
+    def end() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+    context.call_on_close(end)

@@ -1,40 +1,48 @@
-"""The queues that a command works on: those of the store, or those of a server."""
+"""The queues that a command works on, those of the store or of a server, and items as lines on standard input."""
 
 from __future__ import annotations
 
+import json
 import os
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from functools import wraps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.failures import NAMED_LOG
-from wal3_core.cli.names import LOG_PREFIX, Name, complete_names_below
-from wal3_core.cli.session import Session, pass_session
-from wal3_core.errors import LogError
+from wal3_core.cli.shell.failures import NAMED_LOG, Failure, InvalidFailure
+from wal3_core.cli.shell.input import StopSignals, line_batches, standard_input
+from wal3_core.cli.shell.output import counted
+from wal3_core.cli.shell.session import Session, pass_session
+from wal3_core.cli.types import LOG_PREFIX, Name, complete_names_below
+from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError
 from wal3_core.queue_server.client import QueueClient
-from wal3_core.queue_server.item_json import leased_json, peeked_json
-from wal3_core.queue_server.names import PREFIX, log_of, names_below
-from wal3_core.queue_server.tokens import TOKEN_VARIABLE
+from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, leased_json, log_of, names_below, new_item, peeked_json
 from wal3_core.runtime import shared_runtime
-from wal3_core.views.queue import DelayQueue, Kick, read_queue_dead, read_queue_head, read_queue_stats
+from wal3_core.views.queue import DelayQueue, Kick, NewItem, read_queue_dead, read_queue_head, read_queue_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
     from wal3_core.queue_server.client import OfLease
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue import NewItem, QueueDefinition
+    from wal3_core.views.queue import QueueDefinition
 
     F = TypeVar("F", bound=Callable[..., object])
+_BATCH_LINES_MAX = 1000
+# Well within what a server takes.
+_BATCH_BYTES_MAX = 4 * 2**20
+_TIMES = ("delay_s", "deadline_us")
 
 
-class StoredQueues:
-    """The queues of a store. What changes one makes this process its broker: a running one is fenced."""
+class _StoredQueues:
+    """The queues of a store, called as those of a server: see ``QueueClient``.
+
+    What changes a queue makes this process its broker: a running one is fenced. What shows one only reads its log.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -42,7 +50,6 @@ class StoredQueues:
         self._open: dict[str, DelayQueue] = {}
 
     def close(self) -> None:
-        """Close what was opened."""
         for queue in self._open.values():
             queue.close()
 
@@ -52,48 +59,38 @@ class StoredQueues:
         return self._open[name]
 
     def create(self, name: str, definition: QueueDefinition) -> None:
-        """Make a queue. LogExistsError when there is a log of that name."""
         DelayQueue.create(self._store, log_of(self._prefix, name), definition)
 
     def names(self) -> list[str]:
-        """Return the names of the queues."""
         return names_below(self._store, self._prefix)
 
     def enqueue_many(self, name: str, items: Sequence[NewItem]) -> list[Json]:
-        """Add items, all or none."""
         return [asdict(each) for each in self._opened(name).enqueue_many(items)]
 
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
-        """Lease items; wait for the first one."""
         found = self._opened(name).dequeue(count, timeout_s=timeout_s, lease_s=lease_s)
         return [leased_json(item, as_text=True) for item in found]
 
     def release_many(self, name: str, leases: Sequence[tuple[int, str]]) -> None:
-        """Remove leased items, all or none."""
         self._opened(name).release_many(leases)
 
     def stats(self, name: str) -> Json:
-        """Return what a queue holds, by reading alone."""
         return read_queue_stats(self._store, log_of(self._prefix, name)).to_json()
 
     def peek(self, name: str, count: int = 1) -> list[Json]:
-        """Return the pending items that come first, by reading alone."""
         found = read_queue_head(self._store, log_of(self._prefix, name), count)
         return [peeked_json(item, as_text=True) for item in found]
 
     def dead(self, name: str, count: int = 100, *, after: int = 0) -> list[Json]:
-        """Return dead letters by rising ids, those above ``after``, by reading alone."""
         found = read_queue_dead(self._store, log_of(self._prefix, name), count, after=after)
         return [peeked_json(item, as_text=True) for item in found]
 
     def kick(self, name: str, count: int = 1, ids: Sequence[int] | None = None) -> list[int]:
-        """Make dead letters pending: those with these ids, all or none, or the ``count`` that were buried first."""
         operation = Kick(count, None if ids is None else tuple(ids))
         found: list[int] = shared_runtime().wait(self._opened(name).submit(operation))
         return found
 
     def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Json | LogError]:
-        """Do something with each of several leased items; give each answer, or the error that refused it."""
         queue = self._opened(name)
         for future in [queue.submit(operation) for operation in operations]:
             try:
@@ -104,15 +101,12 @@ class StoredQueues:
                 yield {"lease_until_us": answer} if isinstance(answer, int) else {}
 
     def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
-        """Put leased items back without their tokens, all or none."""
         return [asdict(each) for each in self._opened(name).reclaim(ids)]
 
     def repair(self, name: str, *, without_damaged: bool) -> Json:
-        """Put a queue's time right, and, if that is said, let it go on without damaged fragments."""
         return DelayQueue.repair(self._store, log_of(self._prefix, name), without_damaged=without_damaged).to_json()
 
     def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
-        """Remove items for good; return their number. With ``dry_run``, count them, by reading alone."""
         if dry_run:
             stats = read_queue_stats(self._store, log_of(self._prefix, name))
             return pending * stats.pending + leased * stats.leased + dead * stats.dead
@@ -120,40 +114,24 @@ class StoredQueues:
 
 
 # What the commands work on. Items are JSON objects, as those of a server.
-Queues = StoredQueues | QueueClient
+Queues = _StoredQueues | QueueClient
 
 
-def stored(queues: Queues) -> StoredQueues:
+def stored(queues: Queues) -> _StoredQueues:
     """Return the queues of the store; refuse those of a server."""
-    if not isinstance(queues, StoredQueues):
-        message = "--server: expected none, as this is done to the queue in its store: leave it out"
-        raise click.UsageError(message)
+    if not isinstance(queues, _StoredQueues):
+        raise click.UsageError("--server: expected none, as this is done to the queue in its store: leave it out")
     return queues
 
 
-@contextmanager
-def queues_of(session: Session, server: str | None, prefix: str) -> Iterator[Queues]:
-    """Give the queues of a server if one is named, else those of the store below a prefix."""
-    if server is not None:
-        yield QueueClient(server, os.environ.get(TOKEN_VARIABLE) or None)
-        return
-    found = StoredQueues(session.store(), prefix)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
-def prefix_option(command: F) -> F:
-    """Add --prefix."""
-    return click.option(
-        "--prefix",
-        type=LOG_PREFIX,
-        default=PREFIX,
-        show_default=True,
-        metavar="LOG",
-        help="The queue NAME is the log LOG/NAME.",
-    )(command)
+prefix_option = click.option(
+    "--prefix",
+    type=LOG_PREFIX,
+    default=PREFIX,
+    show_default=True,
+    metavar="LOG",
+    help="The queue NAME is the log LOG/NAME.",
+)
 
 
 def queues_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -161,7 +139,10 @@ def queues_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_queues(session: Session, *, server: str | None, prefix: str, **others: object) -> None:
-        with queues_of(session, server, prefix) as queues:
+        if server is not None:
+            command(QueueClient(server, os.environ.get(TOKEN_VARIABLE) or None), **others)
+            return
+        with closing(_StoredQueues(session.store(), prefix)) as queues:
             command(queues, **others)
 
     server_option = click.option(
@@ -201,3 +182,142 @@ def _note_log(context: click.Context, parameter: click.Parameter, name: str) -> 
     del parameter
     context.meta[NAMED_LOG] = f"{context.params.get('prefix') or PREFIX}/{name}"
     return name
+
+
+class Enqueuing:
+    """Adds items to a queue, and counts those that are in it. ``given`` are the fields that a line may leave out."""
+
+    def __init__(self, queues: Queues, name: str, given: Mapping[str, Any]) -> None:
+        self._queues = queues
+        self._name = name
+        self._given = given
+        self._lines = 0
+        self._num_items = 0
+        self._num_duplicates = 0
+        self._first_id: object = None
+        self._last_id: object = None
+
+    @property
+    def summary(self) -> str:
+        """Describe what is in the queue."""
+        added = self._num_items - self._num_duplicates
+        ids = ""
+        if added:
+            ids = f" (id {self._first_id})" if added == 1 else f" (ids {self._first_id} to {self._last_id})"
+        there = f"; {counted(self._num_duplicates, 'duplicate')} of items there" if self._num_duplicates else ""
+        return f"{counted(added, 'item')} enqueued to {self._name}{ids}{there}"
+
+    def to_json(self) -> Json:
+        """Describe it for programs: the first ``lines`` lines of the input are in the queue."""
+        return {
+            "items": self._num_items - self._num_duplicates,
+            "duplicates": self._num_duplicates,
+            "lines": self._lines,
+            "first_id": self._first_id,
+            "last_id": self._last_id,
+        }
+
+    def add_one(self, text: str, dedupe_key: object) -> None:
+        """Add one item."""
+        self._add([new_item({**self._given, "text": text, "dedupe_key": dedupe_key})])
+
+    def run(self, *, raw: bool) -> Failure | None:
+        """Add an item for each line of standard input; return the failure that ended it early, or None."""
+        stream = standard_input()
+        if stream is None:
+            return InvalidFailure("standard input: expected items, found it closed")
+        with StopSignals() as signals:
+            try:
+                for lines in line_batches(stream):
+                    self._add_lines(lines, raw=raw)
+                    if signals.stop:
+                        return type(signals.failure)(f"{self.summary}; {signals.failure.message}{self._so_far}")
+            except LogError as error:
+                kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
+                next_line = f"line {self._lines + 1}"
+                said = f"{next_line} is not, nor is any line after it: {error}"
+                if isinstance(error, UnknownDurabilityError):
+                    said = f"{next_line} and those sent with it may or may not be, no line after them is: {error}"
+                return kind(f"{self.summary}{self._so_far}; {said}")
+            except OSError as error:
+                return Failure(f"{self.summary}{self._so_far}; standard input: {error}")
+        return None
+
+    @property
+    def _so_far(self) -> str:
+        return f"; lines 1 to {self._lines} are in the queue" if self._lines else ""
+
+    def _add_lines(self, lines: list[bytes], *, raw: bool) -> None:
+        """Add the items of lines; those before a bad line, too."""
+        items: list[NewItem] = []
+        num_bytes = taken = 0
+        bad: InvalidRequestError | None = None
+        for line in lines:
+            try:
+                item = self._item(line, raw=raw)
+            except InvalidRequestError as error:
+                bad = error
+                break
+            taken += 1
+            if item is None:
+                continue
+            items.append(item)
+            num_bytes += len(item.value)
+            if len(items) == _BATCH_LINES_MAX or num_bytes > _BATCH_BYTES_MAX:
+                self._add(items)
+                self._lines += taken
+                items, num_bytes, taken = [], 0, 0
+        if items:
+            self._add(items)
+        self._lines += taken
+        if bad is not None:
+            raise bad
+
+    def _item(self, line: bytes, *, raw: bool) -> NewItem | None:
+        if raw:
+            return NewItem(line, **self._given)
+        if not line.strip():
+            return None
+        fields = _object(line)
+        given = dict(self._given)
+        if any(fields.get(name) is not None for name in _TIMES):
+            for name in _TIMES:
+                given.pop(name, None)
+        return new_item({**given, **fields})
+
+    def _add(self, items: list[NewItem]) -> None:
+        for done in self._queues.enqueue_many(self._name, items):
+            self._num_items += 1
+            if done["duplicate"]:
+                self._num_duplicates += 1
+            else:
+                self._first_id = done["id"] if self._first_id is None else self._first_id
+                self._last_id = done["id"]
+
+
+def leases_of(lines: Iterable[str] | None) -> list[tuple[int, str]]:
+    """Return the ids and tokens of lines of JSON. InvalidRequestError names a line that is none."""
+    if lines is None:
+        raise InvalidRequestError("standard input: expected items, found it closed")
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        fields = _object(line.encode(errors="surrogateescape"))
+        item_id, token = fields.get("id"), fields.get("token")
+        if not isinstance(item_id, int) or isinstance(item_id, bool) or not isinstance(token, str):
+            message = f"line {number}: expected an object with id and token, found {ascii(line.strip())[:40]}"
+            raise InvalidRequestError(message)
+        found.append((item_id, token))
+    return found
+
+
+def _object(line: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        message = f"expected a JSON object, found {ascii(line)[:40]}: {error} (--raw takes each line as it is)"
+        raise InvalidRequestError(message) from error
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(f"expected a JSON object, found {ascii(line)[:40]} (--raw takes each line as it is)")
+    return fields

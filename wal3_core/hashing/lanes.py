@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.hashing import code_cache
-from wal3_core.hashing.calling import call
-from wal3_core.hashing.checking import check
-from wal3_core.hashing.layout import BLOCK_BYTES, DONE
+from wal3_core.hashing.calling import BLOCK_BYTES, DONE, call, check
 from wal3_core.runtime.extras import missing
 from wal3_core.runtime.loggers import HASHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.hashing.calling import Columns, Function, Sums
+    from wal3_core.hashing.calling import Function, RecordColumns, Sums
 
 VARIABLE = "WAL3_FAST"
 _BUILDER = "wal3_core.hashing.building"
@@ -82,7 +80,7 @@ class Lanes:
             return False
         return True
 
-    def add(self, columns: Columns, begins: Sequence[int], sums: Sums) -> bool:
+    def add(self, columns: RecordColumns, begins: Sequence[int], sums: Sums) -> bool:
         """Add the words of the records' digests to the sums of their groups, which begin at the given rows.
 
         False when ``hashlib`` has to do it: nothing was added then.
@@ -129,7 +127,7 @@ class Lanes:
             self._name = code_name()
         code = code_cache.read(self._name)
         if code is not None:
-            from wal3_core.hashing.loading import load  # noqa: PLC0415 - see above
+            from wal3_core.hashing.target import load  # noqa: PLC0415 - see above
 
             function = load(code)
             check(function)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import optional, record_bytes
 from wal3_core.errors import InvalidRequestError
-from wal3_core.hashing.items import item_of, plain_digest
+from wal3_core.hashing import item_of, plain_digest
 from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import Setsum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wal3_core.hashing.items import Buffer
+    from wal3_core.hashing import Buffer
 
 _bytes_or_none = optional(record_bytes)
 

@@ -25,9 +25,9 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
-from wal3_core.queue_server.item_json import Json
+from wal3_core.queue_server.wire import Json
 from wal3_core.runtime.loggers import without_secrets
-from wal3_core.views.queue import Enqueued, Leased, Peeked, QueueStats
+from wal3_core.views.queue import Enqueued, Leased, Peeked, QueueDefinition, QueueStats
 
 Item = TypeVar("Item", Leased, Peeked)
 
@@ -36,34 +36,12 @@ _PIECE_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _HttpError:
     """What an error is over HTTP. ``retry_s``: after how long the same request may succeed."""
 
     status: int
     error: str
     retry_s: int | None = None
-
-
-# The first class that fits counts.
-_KINDS: tuple[tuple[type[LogError], _Kind], ...] = (
-    (LogNotFoundError, _Kind(404, "unknown_queue")),
-    (LogExistsError, _Kind(409, "exists")),
-    (ClosedError, _Kind(503, "stopping", 1)),
-    (InvalidRequestError, _Kind(422, "invalid")),
-    (UnknownItemError, _Kind(404, "unknown_item")),
-    (StaleTokenError, _Kind(409, "stale_token")),
-    (QueueFullError, _Kind(503, "queue_full", 5)),
-    (FencedError, _Kind(503, "fenced", 60)),
-    (LogReplacedError, _Kind(503, "replaced", 1)),
-    # Not to be repeated blindly: an item may be in the queue.
-    (UnknownDurabilityError, _Kind(503, "unknown_outcome")),
-    (NotDurableError, _Kind(503, "unavailable", 1)),
-    (UnavailableError, _Kind(503, "unavailable", 5)),
-)
-_FAILED = _Kind(500, "failed")
-_RESTART = (
-    "; the server leaves the queue to it: to serve it from here again, stop the other process, and restart this server"
-)
 
 
 class BusyError(UnavailableError):
@@ -72,6 +50,29 @@ class BusyError(UnavailableError):
 
 class StoppingError(UnavailableError):
     """The server is about to end."""
+
+
+# The first class that fits counts.
+_KINDS: tuple[tuple[type[LogError], _HttpError], ...] = (
+    (BusyError, _HttpError(503, "busy", 1)),
+    (LogNotFoundError, _HttpError(404, "unknown_queue")),
+    (LogExistsError, _HttpError(409, "exists")),
+    (ClosedError, _HttpError(503, "stopping", 1)),
+    (InvalidRequestError, _HttpError(422, "invalid")),
+    (UnknownItemError, _HttpError(404, "unknown_item")),
+    (StaleTokenError, _HttpError(409, "stale_token")),
+    (QueueFullError, _HttpError(503, "queue_full", 5)),
+    (FencedError, _HttpError(503, "fenced", 60)),
+    (LogReplacedError, _HttpError(503, "replaced", 1)),
+    # Not to be repeated blindly: an item may be in the queue.
+    (UnknownDurabilityError, _HttpError(503, "unknown_outcome")),
+    (NotDurableError, _HttpError(503, "unavailable", 1)),
+    (UnavailableError, _HttpError(503, "unavailable", 5)),
+)
+_FAILED = _HttpError(500, "failed")
+_RESTART = (
+    "; the server leaves the queue to it: to serve it from here again, stop the other process, and restart this server"
+)
 
 
 def error_answer(
@@ -90,8 +91,6 @@ def answer_of(error: LogError) -> JSONResponse:
     """Answer with an error of the library."""
     if isinstance(error, StoppingError):
         return stopping_answer()
-    if isinstance(error, BusyError):
-        return error_answer(503, "busy", str(error), retry_s=1)
     kind = next((kind for of, kind in _KINDS if isinstance(error, of)), _FAILED)
     message = f"{error}{_RESTART}" if isinstance(error, FencedError) else str(error)
     return error_answer(kind.status, kind.error, message, retry_s=kind.retry_s)
@@ -126,23 +125,6 @@ class ErrorAnswer(BaseModel):
     message: str
 
 
-class LeasedAnswer(BaseModel):
-    """An item that was handed out: the caller's alone until `lease_until_us`."""
-
-    id: int
-    token: str
-    value: str | None = None
-    text: str | None = None
-    deadline_us: int
-    priority: int
-    lease_until_us: int
-    deliveries: int
-    enqueued_us: int
-    requeued_us: int | None
-    dedupe_key: str | None
-    dedupe_key_base64: str | None = None
-
-
 class PeekedAnswer(BaseModel):
     """An item as it waits, or lies among the dead letters."""
 
@@ -154,6 +136,15 @@ class PeekedAnswer(BaseModel):
     deliveries: int
     enqueued_us: int
     requeued_us: int | None
+
+
+class LeasedAnswer(PeekedAnswer):
+    """An item that was handed out: the caller's alone until `lease_until_us`."""
+
+    token: str
+    lease_until_us: int
+    dedupe_key: str | None
+    dedupe_key_base64: str | None = None
 
 
 class LeasedItems(BaseModel):
@@ -187,21 +178,16 @@ class QueueList(BaseModel):
     queues: list[QueueInList]
 
 
-class DefinitionAnswer(BaseModel):
-    """What holds for a queue's items."""
-
-    lease_s: float
-    max_deliveries: int | None
-    value_bytes_max: int
-    items_max: int | None
-
-
-class QueueAnswer(BaseModel):
+class QueueAnswer(QueueInList):
     """A queue and its definition. `open`: this server is its broker."""
 
-    queue: str
-    open: bool
-    definition: DefinitionAnswer
+    definition: QueueDefinition
+
+
+class StatsAnswer(QueueInList):
+    """What a queue holds, and whether this server is its broker; else by its log, as of now."""
+
+    stats: QueueStats
 
 
 class ReleasedAnswer(BaseModel):
@@ -239,14 +225,6 @@ class HealthAnswer(BaseModel):
     """The server takes requests."""
 
     status: str
-
-
-class StatsAnswer(BaseModel):
-    """What a queue holds, and whether this server is its broker; else by its log, as of now."""
-
-    queue: str
-    open: bool
-    stats: QueueStats
 
 
 # For the description of every route.

@@ -25,14 +25,13 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
-from wal3_core.queue_server.item_json import item_fields
-from wal3_core.queue_server.names import log_of
+from wal3_core.queue_server.wire import item_fields, log_of
 from wal3_core.runtime import Runtime, shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.wire import Json
     from wal3_core.views.queue import Bury, Extend, NewItem, QueueDefinition, Requeue
 
     # What is done with a leased item, besides releasing it.
@@ -86,14 +85,11 @@ class QueueClient:
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
-            message = f"server {url[:80]}: expected a URL like http://127.0.0.1:8790, found another"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"server {url[:80]}: expected a URL like http://127.0.0.1:8790, found another")
         if parts.username is not None:
-            message = "server: expected a URL without a name and a password, found one with them"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError("server: expected a URL without a name and a password, found one with them")
         if token is not None and not (token.isascii() and token.isprintable()):
-            message = "access token: expected printable ASCII characters, found others"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError("access token: expected printable ASCII characters, found others")
         self.url = url.rstrip("/")
         self._token = token
         self._runtime = runtime or shared_runtime()
@@ -110,8 +106,7 @@ class QueueClient:
     def enqueue_many(self, name: str, items: Sequence[NewItem]) -> list[Json]:
         """Add items, all or none."""
         body: Json = {"items": [item_fields(item) for item in items]}
-        found: list[Json] = self._call("POST", f"{_path(name)}/enqueue_many", body)["items"]
-        return found
+        return self._items("POST", f"{_path(name)}/enqueue_many", body)
 
     @checked(timeout_s=seconds)
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
@@ -120,7 +115,7 @@ class QueueClient:
         while True:
             wait_s = min(_WAIT_S, max(0.0, until_s - self._runtime.monotonic_s()))
             body: Json = {"count": count, "timeout_s": wait_s, "lease_s": lease_s, "text": True}
-            found: list[Json] = self._call("POST", f"{_path(name)}/dequeue", body, wait_s=wait_s)["items"]
+            found = self._items("POST", f"{_path(name)}/dequeue", body, wait_s=wait_s)
             if found or self._runtime.monotonic_s() >= until_s:
                 return found
 
@@ -136,16 +131,12 @@ class QueueClient:
 
     def peek(self, name: str, count: int = 1) -> list[Json]:
         """Return the pending items that come first; values as from ``dequeue``."""
-        found: list[Json] = self._call("GET", f"{_path(name)}/peek?{urlencode({'count': count, 'text': 'true'})}")[
-            "items"
-        ]
-        return found
+        return self._items("GET", f"{_path(name)}/peek?{urlencode({'count': count, 'text': 'true'})}")
 
     def dead(self, name: str, count: int = 100, *, after: int = 0) -> list[Json]:
         """Return dead letters by rising ids, those above ``after``; values as from ``dequeue``."""
         query = urlencode({"count": count, "after": after, "text": "true"})
-        found: list[Json] = self._call("GET", f"{_path(name)}/dead?{query}")["items"]
-        return found
+        return self._items("GET", f"{_path(name)}/dead?{query}")
 
     def kick(self, name: str, count: int = 1, ids: Sequence[int] | None = None) -> list[int]:
         """Make dead letters pending: those with these ids, all or none, or the ``count`` that were buried first."""
@@ -171,8 +162,7 @@ class QueueClient:
 
     def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
         """Put leased items back without their tokens, all or none."""
-        found: list[Json] = self._call("POST", f"{_path(name)}/reclaim", {"ids": list(ids)})["items"]
-        return found
+        return self._items("POST", f"{_path(name)}/reclaim", {"ids": list(ids)})
 
     def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
         """Remove items for good; return their number. With ``dry_run``, only count them."""
@@ -181,6 +171,10 @@ class QueueClient:
         return int(self._call("POST", path, body)["items"])
 
     # ------------------------------------------------------------------ requests
+
+    def _items(self, method: str, path: str, body: Json | None = None, *, wait_s: float = 0.0) -> list[Json]:
+        items: list[Json] = self._call(method, path, body, wait_s=wait_s)["items"]
+        return items
 
     def _call(self, method: str, path: str, body: Json | None = None, *, wait_s: float = 0.0) -> Any:  # noqa: ANN401 - each answer has its own fields
         data = None if body is None else json.dumps(body).encode()

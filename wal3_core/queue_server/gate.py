@@ -1,20 +1,24 @@
 """What every request passes first: who asks, how often, and how much it may send."""
 
 import asyncio
+import hashlib
+import hmac
 import re
-from collections.abc import Collection
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.answers import error_answer, stopping_answer
-from wal3_core.queue_server.load import Load, Rates, Ticket
-from wal3_core.queue_server.service import QueueService
-from wal3_core.queue_server.tokens import Tokens
+from wal3_core.queue_server.service import QueueService, ServerLoad, Ticket
 from wal3_core.runtime import Runtime
+from wal3_core.runtime.loggers import QUEUE
 
 # They show nothing of any queue.
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
@@ -24,6 +28,96 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]*)?")
 _FOREIGN = frozenset({"cross-site", "same-site"})
 # What comes of a body behind a refusal is read and forgotten, unless it is more.
 _FORGOTTEN_BYTES = 2**16
+_CLIENTS_MAX = 10_000
+_BURST_S = 2.0
+_CHARS_MIN = 16
+_READ_BY_OTHERS = 0o004
+
+
+def read_tokens(path: Path) -> list[str]:
+    """Return the tokens of a file: one on each line; empty lines and those that begin with # are left out."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        message = f"{path}: expected a file of access tokens, found none that can be read: {type(error).__name__}"
+        raise InvalidRequestError(message) from error
+    found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not found:
+        raise InvalidRequestError(f"{path}: expected an access token on each line, found none")
+    if mode & _READ_BY_OTHERS:
+        QUEUE.warning(
+            "%s: expected access tokens that only their owner reads, found mode %03o: every user of this machine has"
+            " them (chmod 600, and new tokens)",
+            path,
+            mode & 0o777,
+        )
+    return found
+
+
+def split_tokens(text: str) -> list[str]:
+    """Return the tokens of a variable: separated by spaces or commas."""
+    return text.replace(",", " ").split()
+
+
+class Tokens:
+    """The tokens that a server knows. InvalidRequestError when one is too short, or not printable ASCII."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests: list[bytes] = []
+        for number, token in enumerate(tokens, 1):
+            if len(token) < _CHARS_MIN or not token.isascii() or not token.isprintable() or " " in token:
+                # Not shown: it may be a secret with a slip in it.
+                raise InvalidRequestError(
+                    f"access token {number}: expected at least {_CHARS_MIN} printable ASCII characters without spaces,"
+                    f" found {len(token)} characters"
+                )
+            self._digests.append(hashlib.sha256(token.encode()).digest())
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def known(self, authorization: bytes) -> int | None:
+        """Return the number of the token in a header ``Bearer TOKEN``; None for an unknown one."""
+        scheme, _, token = authorization.partition(b" ")
+        given = hashlib.sha256(token.strip()).digest()
+        found = None
+        # Every one is compared, also after one has fitted.
+        for number, digest in enumerate(self._digests):
+            if hmac.compare_digest(digest, given) and scheme.lower() == b"bearer":
+                found = number
+        return found
+
+
+class Rates:
+    """A token bucket for each client: libraries for it count in windows, and bring storage of their own.
+
+    Lets each client make ``per_s`` requests a second, and two seconds' worth at once; 0: no limit.
+    """
+
+    def __init__(self, per_s: float, runtime: Runtime) -> None:
+        self._per_s = per_s
+        self._most = max(1.0, per_s * _BURST_S)
+        self._runtime = runtime
+        # What each has left, and as of when; the one that asked last is last.
+        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, client: object) -> float:
+        """Count a request; return 0, or after how many seconds the client may make it."""
+        if not self._per_s:
+            return 0.0
+        now_s = self._runtime.monotonic_s()
+        left, at_s = self._left.pop(client, (self._most, now_s))
+        left = min(self._most, left + (now_s - at_s) * self._per_s)
+        taken = left >= 1
+        self._left[client] = (left - taken, now_s)
+        if len(self._left) > _CLIENTS_MAX:
+            # Of the others, the one that has been quiet longest: it begins again with a full bucket.
+            self._left.popitem(last=False)
+        return 0.0 if taken else (1 - left) / self._per_s
+
+
+# ---------------------------------------------------------------------- the gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +141,7 @@ class Gate:
         self._access = access
         self._options = service.options
         self._rates = Rates(service.options.requests_per_s, runtime)
-        self._load = Load(service.options)
+        self._load = ServerLoad(service.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -63,7 +157,7 @@ class Gate:
             return
         ticket = scope["ticket"] = Ticket(self._load)
         try:
-            await self._app(scope, _Body(receive, self._load, ticket).receive, send)
+            await self._app(scope, _RequestBody(receive, self._load, ticket).receive, send)
         finally:
             ticket.done()
 
@@ -125,10 +219,10 @@ def _length(headers: Headers) -> int:
     return int(length[:20]) if length.isdecimal() else 0
 
 
-class _Body:
+class _RequestBody:
     """The body of one request, as it arrives: in time, and not too large, whatever its headers say."""
 
-    def __init__(self, receive: Receive, load: Load, ticket: Ticket) -> None:
+    def __init__(self, receive: Receive, load: ServerLoad, ticket: Ticket) -> None:
         self._receive = receive
         self._options = load.options
         self._load = load

@@ -14,20 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.item_json import new_item, value_of
-from wal3_core.views.queue import (
-    Bury,
-    Dequeue,
-    Enqueue,
-    Extend,
-    Kick,
-    NewItem,
-    Purge,
-    QueueDefinition,
-    Reclaim,
-    Release,
-    Requeue,
-)
+from wal3_core.queue_server.wire import new_item, value_of
+from wal3_core.views.queue import NewItem, QueueDefinition, Requeue
 
 _DEFAULTS = QueueDefinition()
 _JSON = "application/json"
@@ -73,8 +61,7 @@ class _Read(Request):
 async def _read(request: Request, model: type[BaseModel]) -> BaseModel:
     kind = request.headers.get("content-type")
     if (kind or "").partition(";")[0].strip().lower() != _JSON:
-        message = f"request: expected the header content-type: {_JSON} beside its body, found {kind}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"request: expected the header content-type: {_JSON} beside its body, found {kind}")
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -94,8 +81,7 @@ def _checked(data: bytearray, model: type[BaseModel], signs_max: int) -> BaseMod
         del text
     except (ValueError, RecursionError) as error:
         # Without the error, which holds the text.
-        message = f"body: expected JSON in UTF-8, found {str(error)[:_SHOWN_CHARS]}"
-        raise InvalidRequestError(message) from None
+        raise InvalidRequestError(f"body: expected JSON in UTF-8, found {str(error)[:_SHOWN_CHARS]}") from None
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -125,11 +111,11 @@ def _check_size(data: bytearray, signs_max: int) -> None:
             raise InvalidRequestError(message)
 
 
-class _Body(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _ValueBody(_Body):
+class _ValueBody(_StrictModel):
     value: Annotated[str | None, Field(description="the value, as base64")] = None
     text: Annotated[str | None, Field(description="the value, if it is text: in place of `value`")] = None
 
@@ -160,17 +146,13 @@ class ItemBody(_ValueBody):
         return self._item
 
 
-class ItemsBody(_Body):
+class ItemsBody(_StrictModel):
     """Items to enqueue, all or none."""
 
     items: Annotated[list[ItemBody], Field(min_length=1), FailFast()]
 
-    def operation(self) -> Enqueue:
-        """Make the operation."""
-        return Enqueue(tuple(each.item for each in self.items))
 
-
-class DefinitionBody(_Body):
+class DefinitionBody(_StrictModel):
     """What holds for a queue's items."""
 
     lease_s: Annotated[float, Field(description="how long a lease lasts unless a dequeue says otherwise")] = (
@@ -186,12 +168,7 @@ class DefinitionBody(_Body):
 
     def definition(self) -> QueueDefinition:
         """Make the definition; InvalidRequestError for a value out of range."""
-        return QueueDefinition(
-            lease_s=self.lease_s,
-            max_deliveries=self.max_deliveries,
-            value_bytes_max=self.value_bytes_max,
-            items_max=self.items_max,
-        )
+        return QueueDefinition(**self.model_dump(exclude={"queue"}))
 
 
 class CreateBody(DefinitionBody):
@@ -200,7 +177,7 @@ class CreateBody(DefinitionBody):
     queue: Annotated[str, Field(description="its name: letters, digits, _ and -")]
 
 
-class DequeueBody(_Body):
+class DequeueBody(_StrictModel):
     """Which items to lease. `text`: a value that is UTF-8 comes as `text` in place of `value`."""
 
     count: Annotated[int, Field(description="at most so many")] = 1
@@ -208,41 +185,23 @@ class DequeueBody(_Body):
     lease_s: Annotated[float | None, Field(description="null: as the queue is defined")] = None
     text: bool = False
 
-    def operation(self, timeout_s_max: float, bytes_max: int) -> Dequeue:
-        """Make the operation, which waits so long at most, for items of so many bytes."""
-        return Dequeue(self.count, min(self.timeout_s, timeout_s_max), self.lease_s, bytes_max)
 
-
-class LeaseBody(_Body):
+class LeaseBody(_StrictModel):
     """A leased item."""
 
     id: int
     token: str
 
-    def release(self) -> Release:
-        """Make the operation that removes it."""
-        return Release(((self.id, self.token),))
 
-    def bury(self) -> Bury:
-        """Make the operation that puts it among the dead letters."""
-        return Bury(self.id, self.token)
-
-
-class LeasesBody(_Body):
+class LeasesBody(_StrictModel):
     """Leased items, all or none."""
 
     leases: Annotated[list[LeaseBody], Field(min_length=1), FailFast()]
 
-    def operation(self) -> Release:
-        """Make the operation that removes them."""
-        return Release(tuple((each.id, each.token) for each in self.leases))
 
-
-class RequeueBody(_ValueBody):
+class RequeueBody(LeaseBody, _ValueBody):
     """A leased item to put back: due at `deadline_us`, or after `delay_s`, or at once; perhaps with another value."""
 
-    id: int
-    token: str
     deadline_us: _DeadlineUs = None
     delay_s: _DelayS = None
     _value: bytes | None = PrivateAttr()
@@ -261,39 +220,23 @@ class ExtendBody(LeaseBody):
 
     lease_s: float
 
-    def operation(self) -> Extend:
-        """Make the operation."""
-        return Extend(self.id, self.token, self.lease_s)
 
-
-class ReclaimBody(_Body):
+class ReclaimBody(_StrictModel):
     """Leased items to put back, all or none, without their tokens."""
 
     ids: Annotated[list[int], Field(min_length=1), FailFast()]
 
-    def operation(self) -> Reclaim:
-        """Make the operation."""
-        return Reclaim(tuple(self.ids))
 
-
-class KickBody(_Body):
+class KickBody(_StrictModel):
     """Dead letters to make pending: those with these ids, or the `count` that were buried first."""
 
     count: int = 1
     ids: list[int] | None = None
 
-    def operation(self) -> Kick:
-        """Make the operation."""
-        return Kick(self.count, None if self.ids is None else tuple(self.ids))
 
-
-class PurgeBody(_Body):
+class PurgeBody(_StrictModel):
     """Which items to remove."""
 
     pending: bool = True
     leased: bool = False
     dead: bool = False
-
-    def operation(self) -> Purge:
-        """Make the operation."""
-        return Purge(self.pending, self.leased, self.dead)

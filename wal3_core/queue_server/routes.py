@@ -2,14 +2,13 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server import answers
-from wal3_core.queue_server.item_json import leased_json, peeked_json
 from wal3_core.queue_server.request_models import (
     BodyRoute,
     CreateBody,
@@ -26,7 +25,20 @@ from wal3_core.queue_server.request_models import (
     RequeueBody,
 )
 from wal3_core.queue_server.service import QueueService
-from wal3_core.views.queue import Define, Enqueue, Enqueued, ItemStats
+from wal3_core.queue_server.wire import leased_json, peeked_json
+from wal3_core.views.queue import (
+    Bury,
+    Define,
+    Dequeue,
+    Enqueue,
+    Enqueued,
+    Extend,
+    ItemStats,
+    Kick,
+    Purge,
+    Reclaim,
+    Release,
+)
 
 router = APIRouter(
     prefix="/v1/queues", responses=answers.ERRORS, default_response_class=JSONResponse, route_class=BodyRoute
@@ -44,20 +56,14 @@ AsText = Annotated[bool, Query(description="give a value that is UTF-8 as `text`
 
 
 def _check_count(service: QueueService, count: int) -> None:
-    most = service.options.items_max
-    if not 1 <= count <= most:
-        message = f"count: expected 1 to {most}, found {count}"
-        raise InvalidRequestError(message)
+    limit = service.options.items_max
+    if not 1 <= count <= limit:
+        raise InvalidRequestError(f"count: expected 1 to {limit}, found {count}")
 
 
 def _check_batch(service: QueueService, what: str, count: int) -> None:
     if count > service.options.items_max:
-        message = f"{what}: expected at most {service.options.items_max}, found {count}"
-        raise InvalidRequestError(message)
-
-
-def _enqueued_json(done: Enqueued) -> dict[str, Any]:
-    return asdict(done)
+        raise InvalidRequestError(f"{what}: expected at most {service.options.items_max}, found {count}")
 
 
 # ---------------------------------------------------------------------- queues
@@ -104,7 +110,7 @@ async def queue_stats(service: Service, queue: str) -> JSONResponse:
 async def purge(service: Service, queue: str, body: PurgeBody, confirm: bool = False) -> JSONResponse:  # noqa: FBT001, FBT002 - a parameter of a URL
     """Remove all items of these states for good. Without `?confirm=true`, only say how many: no broker is fenced."""
     if confirm:
-        items = await service.run(queue, body.operation())
+        items = await service.run(queue, Purge(body.pending, body.leased, body.dead))
     else:
         held, _ = await service.stats(queue)
         items = body.pending * held.pending + body.leased * held.leased + body.dead * held.dead
@@ -118,15 +124,15 @@ async def purge(service: Service, queue: str, body: PurgeBody, confirm: bool = F
 async def enqueue(service: Service, queue: str, body: ItemBody) -> JSONResponse:
     """Add an item."""
     [done] = await service.run(queue, Enqueue((body.item,)))
-    return JSONResponse(_enqueued_json(done))
+    return JSONResponse(asdict(done))
 
 
 @router.post("/{queue}/enqueue_many", response_model=answers.EnqueuedItems)
 async def enqueue_many(service: Service, queue: str, body: ItemsBody) -> JSONResponse:
     """Add items, all or none."""
     _check_batch(service, "items", len(body.items))
-    done = await service.run(queue, body.operation())
-    return JSONResponse({"items": [_enqueued_json(each) for each in done]})
+    done = await service.run(queue, Enqueue(tuple(each.item for each in body.items)))
+    return JSONResponse({"items": [asdict(each) for each in done]})
 
 
 # ---------------------------------------------------------------------- items out
@@ -139,7 +145,8 @@ async def dequeue(service: Service, queue: str, body: DequeueBody, request: Requ
     A client that goes away while it waits gets no item, and loses none.
     """
     _check_count(service, body.count)
-    operation = body.operation(service.options.wait_s_max, service.options.answer_bytes_max)
+    timeout_s = min(body.timeout_s, service.options.wait_s_max)
+    operation = Dequeue(body.count, timeout_s, body.lease_s, service.options.answer_bytes_max)
     items = await service.dequeue(queue, operation, request.scope["ticket"], partial(_until_gone, request))
     return answers.items_answer(items, partial(leased_json, as_text=body.text))
 
@@ -154,7 +161,7 @@ async def _until_gone(request: Request) -> None:
 @router.post("/{queue}/release", response_model=answers.ReleasedAnswer)
 async def release(service: Service, queue: str, body: LeaseBody) -> JSONResponse:
     """Remove a leased item: its work is done."""
-    await service.run(queue, body.release())
+    await service.run(queue, Release(((body.id, body.token),)))
     return JSONResponse({"released": 1})
 
 
@@ -162,27 +169,28 @@ async def release(service: Service, queue: str, body: LeaseBody) -> JSONResponse
 async def release_many(service: Service, queue: str, body: LeasesBody) -> JSONResponse:
     """Remove leased items, all or none."""
     _check_batch(service, "leases", len(body.leases))
-    await service.run(queue, body.operation())
+    await service.run(queue, Release(tuple((each.id, each.token) for each in body.leases)))
     return JSONResponse({"released": len(body.leases)})
 
 
 @router.post("/{queue}/requeue", response_model=Enqueued)
 async def requeue(service: Service, queue: str, body: RequeueBody) -> JSONResponse:
     """Put a leased item back."""
-    return JSONResponse(_enqueued_json(await service.run(queue, body.operation())))
+    return JSONResponse(asdict(await service.run(queue, body.operation())))
 
 
 @router.post("/{queue}/extend", response_model=answers.ExtendedAnswer)
 async def extend(service: Service, queue: str, body: ExtendBody) -> JSONResponse:
     """Let a lease end later, or sooner."""
-    return JSONResponse({"lease_until_us": await service.run(queue, body.operation())})
+    return JSONResponse({"lease_until_us": await service.run(queue, Extend(body.id, body.token, body.lease_s))})
 
 
 @router.post("/{queue}/reclaim", response_model=answers.EnqueuedItems)
 async def reclaim(service: Service, queue: str, body: ReclaimBody) -> JSONResponse:
     """Put leased items back without their tokens, all or none: for an operator whose worker is gone."""
     _check_batch(service, "ids", len(body.ids))
-    return JSONResponse({"items": list(map(_enqueued_json, await service.run(queue, body.operation())))})
+    done = await service.run(queue, Reclaim(tuple(body.ids)))
+    return JSONResponse({"items": [asdict(each) for each in done]})
 
 
 # ---------------------------------------------------------------------- dead letters
@@ -191,7 +199,7 @@ async def reclaim(service: Service, queue: str, body: ReclaimBody) -> JSONRespon
 @router.post("/{queue}/bury", response_model=answers.BuriedAnswer)
 async def bury(service: Service, queue: str, body: LeaseBody) -> JSONResponse:
     """Put a leased item among the dead letters."""
-    await service.run(queue, body.bury())
+    await service.run(queue, Bury(body.id, body.token))
     return JSONResponse({"buried": body.id})
 
 
@@ -199,7 +207,8 @@ async def bury(service: Service, queue: str, body: LeaseBody) -> JSONResponse:
 async def kick(service: Service, queue: str, body: KickBody) -> JSONResponse:
     """Make dead letters pending, due now: some that were buried first, or those with given ids, all or none."""
     _check_batch(service, "ids", len(body.ids or ()))
-    return JSONResponse({"ids": await service.run(queue, body.operation())})
+    operation = Kick(body.count, None if body.ids is None else tuple(body.ids))
+    return JSONResponse({"ids": await service.run(queue, operation)})
 
 
 @router.get("/{queue}/dead", response_model=answers.PeekedItems, response_model_exclude_unset=True)

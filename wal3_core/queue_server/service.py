@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError, NotDurableError
+from wal3_core.options import MIB, check_ranges
 from wal3_core.queue_server.answers import BusyError, StoppingError
-from wal3_core.queue_server.names import PREFIX, log_of, names_below
-from wal3_core.queue_server.server_options import QueueServerOptions
+from wal3_core.queue_server.wire import PREFIX, log_of, names_below
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue import (
     DelayQueue,
@@ -33,9 +33,8 @@ from wal3_core.views.queue import (
 from wal3_core.views.queue.loading import expecting_a_queue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from wal3_core.queue_server.load import Ticket
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue import (
         Dequeue,
@@ -56,6 +55,116 @@ _THREADS_MAX = 64
 _READS_AT_ONCE = 4
 # A body of no more is read on the event loop; larger ones by one thread, so that they take no more memory than one.
 _SMALL_BYTES = 2**14
+_BYTES_MAX, _COUNT_MAX, _SECONDS_MAX = 2**40, 2**31 - 1, 24 * 60 * 60
+# As many as one operation of a queue takes.
+_ITEMS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueServerOptions:
+    """Limits of one server.
+
+    A request's header arrives within ``header_s_max`` seconds, of the connection or of the answer before. Its body has
+    at most ``body_bytes_max`` bytes, and arrives within ``body_s_max`` seconds; those of all requests under way have
+    ``held_bytes_max``. A client that takes nothing of its answer for ``answer_s_max`` seconds loses its connection. A
+    batch has at most ``items_max`` items; the values of an answer have ``answer_bytes_max`` bytes together, unless its
+    first alone has more. A dequeue waits ``wait_s_max`` seconds at most. ``requests_max`` requests are under way at a
+    time, and ``waiting_max`` others wait for an item. A client (a token, or an address where there are none) may make
+    ``requests_per_s`` requests a second, and two seconds' worth at once; 0: no limit. ``queues_max`` queues are open at
+    a time: for one more, the one that was used least lately is closed. The end waits ``stop_s_max`` seconds for
+    requests under way.
+    """
+
+    header_s_max: float = 10.0
+
+    body_bytes_max: int = 16 * MIB
+    body_s_max: float = 30.0
+    held_bytes_max: int = 256 * MIB
+    answer_s_max: float = 30.0
+    items_max: int = 1000
+    answer_bytes_max: int = 128 * MIB
+    wait_s_max: float = 300.0
+    requests_max: int = 2000
+    waiting_max: int = 2000
+    requests_per_s: float = 1000.0
+    queues_max: int = 1000
+    stop_s_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type or out of range."""
+        check_ranges(
+            self,
+            {
+                "header_s_max": (0.001, _SECONDS_MAX),
+                "body_bytes_max": (1, _BYTES_MAX),
+                "body_s_max": (0.001, _SECONDS_MAX),
+                "held_bytes_max": (self.body_bytes_max, _BYTES_MAX),
+                "answer_s_max": (0.001, _SECONDS_MAX),
+                "items_max": (1, _ITEMS_MAX),
+                "answer_bytes_max": (1, _BYTES_MAX),
+                "wait_s_max": (0, _SECONDS_MAX),
+                "requests_max": (1, _COUNT_MAX),
+                "waiting_max": (0, _COUNT_MAX),
+                "requests_per_s": (0, _COUNT_MAX),
+                "queues_max": (1, _COUNT_MAX),
+                "stop_s_max": (0, _SECONDS_MAX),
+            },
+        )
+
+    @property
+    def connections_max(self) -> int:
+        """How many connections there may be: some are between two requests. One more ends the one idle longest."""
+        return (self.requests_max + self.waiting_max) * 5 // 4 + 4
+
+    @property
+    def too_large(self) -> str:
+        """What is said of a body that is."""
+        return f"body: expected at most {self.body_bytes_max} bytes, found more"
+
+
+class ServerLoad:
+    """The requests under way, those of them that wait for an item, and the bytes of bodies."""
+
+    def __init__(self, options: QueueServerOptions) -> None:
+        self.options = options
+        self.num_requests = 0
+        self.num_waiting = 0
+        self.num_bytes = 0
+
+
+class Ticket:
+    """One request under way, from now on until it is ``done``."""
+
+    def __init__(self, load: ServerLoad) -> None:
+        self._load = load
+        self.num_bytes = 0
+        load.num_requests += 1
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes of its body."""
+        self.num_bytes += num_bytes
+        self._load.num_bytes += num_bytes
+
+    @contextmanager
+    def waiting(self) -> Iterator[bool]:
+        """Count it among those that wait, with no body, and not among the others; False: as many wait as may."""
+        load = self._load
+        if load.num_waiting >= load.options.waiting_max:
+            yield False
+            return
+        self.add(-self.num_bytes)
+        load.num_requests -= 1
+        load.num_waiting += 1
+        try:
+            yield True
+        finally:
+            load.num_waiting -= 1
+            load.num_requests += 1
+
+    def done(self) -> None:
+        """Count it no more."""
+        self.add(-self.num_bytes)
+        self._load.num_requests -= 1
 
 
 class OpenQueue:
@@ -133,8 +242,7 @@ class QueueService:
         # One that is fenced would be taken back when it is opened again.
         idle = next((name for name, held in self._open.items() if not held.num_calls and not held.fenced), None)
         if idle is None:
-            message = f"queue {wanted}: expected at most {self.options.queues_max} queues in use, found as many"
-            raise BusyError(message)
+            raise BusyError(f"queue {wanted}: expected at most {self.options.queues_max} queues in use, found as many")
         self._closing[idle] = asyncio.create_task(self._close(idle, self._open.pop(idle)))
 
     async def _close(self, name: str, held: OpenQueue) -> None:
@@ -214,21 +322,21 @@ class QueueService:
 
     async def head(self, name: str, count: int) -> list[Peeked]:
         """Return the pending items that come first, as many as an answer may have, as ``stats`` does."""
-        most = self.options.answer_bytes_max
+        bytes_max = self.options.answer_bytes_max
         found, _ = await self._look(
             name,
-            lambda queue: queue.peek(count, bytes_max=most),
-            lambda log: read_queue_head(self._store, log, count, bytes_max=most),
+            lambda queue: queue.peek(count, bytes_max=bytes_max),
+            lambda log: read_queue_head(self._store, log, count, bytes_max=bytes_max),
         )
         return found
 
     async def dead(self, name: str, count: int, after: int) -> list[Peeked]:
         """Return dead letters by rising ids, as many as an answer may have, as ``stats`` does."""
-        most = self.options.answer_bytes_max
+        bytes_max = self.options.answer_bytes_max
         found, _ = await self._look(
             name,
-            lambda queue: queue.dead(count, after=after, bytes_max=most),
-            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=most),
+            lambda queue: queue.dead(count, after=after, bytes_max=bytes_max),
+            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=bytes_max),
         )
         return found
 

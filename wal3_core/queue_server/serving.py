@@ -1,26 +1,37 @@
-"""The server's process: where it listens, what its connections may do, and how it ends."""
+"""The server: routes behind the gate, where it listens, what its connections may do, and how it ends."""
 
 import asyncio
 import logging
+import os
 import resource
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.application import application
-from wal3_core.queue_server.gate import Access
-from wal3_core.queue_server.server_options import QueueServerOptions
-from wal3_core.queue_server.service import QueueService
-from wal3_core.queue_server.tokens import TOKENS_VARIABLE, Tokens
+from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.queue_server.answers import HealthAnswer, answer_of, error_answer
+from wal3_core.queue_server.gate import Access, Gate, Tokens, read_tokens, split_tokens
+from wal3_core.queue_server.routes import router
+from wal3_core.queue_server.service import QueueServerOptions, QueueService
+from wal3_core.queue_server.wire import TOKENS_VARIABLE
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import QUEUE
+from wal3_core.storage.object_store import ObjectStore
 
 _LOOPBACK_NAME = "localhost"
 _LOOPBACK_NAMES = (_LOOPBACK_NAME, "127.0.0.1", "::1")
@@ -33,17 +44,104 @@ _TAKEN_BYTES_MIN = 2**20
 _TURNS = 5
 # Open files besides connections: those of the store.
 _FILES_BESIDE = 512
+_WORDS = {
+    400: "invalid",
+    404: "unknown_path",
+    405: "unknown_method",
+    408: "too_slow",
+    413: "too_large",
+    503: "busy",
+}
+# No route has this path, or this method.
+_UNROUTED = frozenset({404, 405})
+_DESCRIPTION = """Delay queues on object storage. `POST /v1/queues/{queue}/enqueue` answers once the item is durable;
+`dequeue` leases due items, and `release` removes one whose work is done.
+
+Values are base64 in `value`, or UTF-8 in `text`. Times are microseconds since 1970 (`…_us`) or seconds (`…_s`). With
+access tokens, every request but `/health` has the header `Authorization: Bearer TOKEN`."""
+
+
+def application(service: QueueService, access: Access, *, runtime: Runtime | None = None) -> FastAPI:
+    """Return the application; it closes the service's queues when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title="wal3 delay queues",
+        version="1",
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        middleware=[
+            Middleware(Gate, service=service, access=access, runtime=runtime or shared_runtime()),
+        ],
+        exception_handlers={
+            LogError: _refused,
+            ClientDisconnect: _gone,
+            RequestValidationError: _invalid,
+            HTTPException: _by_status,
+            Exception: _failed,
+        },
+    )
+    app.state.service = service
+    app.include_router(router)
+
+    @app.get("/health", response_model=HealthAnswer)
+    async def health() -> JSONResponse:
+        """Say whether the server takes requests; 503 once it stops. Asks no store."""
+        return JSONResponse({"status": "ok"})
+
+    return app
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, LogError)
+    return answer_of(error)
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    """Answer in vain: the client has gone before its body was there."""
+    return Response(status_code=400)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """Say which parameter of the path or the query is not as described."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return error_answer(422, "invalid", f"request: expected it as /docs describes, found {where}: {first['msg']}")
+
+
+async def _by_status(request: Request, error: Exception) -> Response:
+    """Answer with what the gate, or the framework, has said."""
+    assert isinstance(error, HTTPException)
+    word = _WORDS.get(error.status_code, "refused")
+    said = error.detail
+    if error.status_code in _UNROUTED:
+        said = f"request: expected one that /docs describes, found {request.method} {request.url.path}"
+    return error_answer(error.status_code, word, said, headers=dict(error.headers or {}))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer without details, which are in the server's log."""
+    QUEUE.log(logging.ERROR, "%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_answer(500, "failed", "server: expected to answer, found an error of its own: see its log")
+
+
+# ---------------------------------------------------------------------- connections, and the process
 
 
 def check_exposure(host: str, tokens: Tokens, *, insecure: bool) -> None:
     """Refuse to let every program that reaches the host use the queues, unless that is said explicitly."""
     if not tokens and not insecure and not is_loopback(host):
-        message = (
+        raise InvalidRequestError(
             f"host {host}: expected access tokens, or an address of this machine alone such as 127.0.0.1,"
             f" found neither: name a file of tokens (--tokens-file), set {TOKENS_VARIABLE}, or let every program in"
             f" (--insecure)"
         )
-        raise InvalidRequestError(message)
 
 
 def is_loopback(host: str) -> bool:
@@ -212,11 +310,25 @@ class QueueServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(service: QueueService, tokens: Tokens, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; call ``ready`` once it does. ``check_exposure`` comes first."""
-    host = listener.getsockname()[0]
-    # A server that others may reach has names that it does not know.
-    hosts = _LOOPBACK_NAMES if is_loopback(host) and not tokens else None
-    # A stranger fills no disk with warnings of requests that are none.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    QueueServer(service, tokens, hosts=hosts, ready=ready).run([listener])
+def serve(  # noqa: PLR0913 - its options
+    store: ObjectStore,
+    prefix: str,
+    address: tuple[str, int],
+    *,
+    options: QueueServerOptions,
+    tokens_file: Path | None,
+    insecure: bool,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; ``ready`` gets the URL once the server listens. Warnings go to stderr."""
+    # A server has nothing else to report to its operator by.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    tokens = Tokens(read_tokens(tokens_file) if tokens_file else split_tokens(os.environ.get(TOKENS_VARIABLE, "")))
+    check_exposure(address[0], tokens, insecure=insecure)
+    service = QueueService(store, prefix, within_open_files(options))
+    with listening(*address) as listener:
+        # A server that others may reach has names that it does not know.
+        hosts = _LOOPBACK_NAMES if is_loopback(listener.getsockname()[0]) and not tokens else None
+        # A stranger fills no disk with warnings of requests that are none.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        QueueServer(service, tokens, hosts=hosts, ready=partial(ready, url_of(listener))).run([listener])

@@ -8,14 +8,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from wal3_core import Cleanup, LogReader, LogWriter, Policy, PolicyStore
-from wal3_core.views.git_history import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
-    from wal3_core import Manifest, Message
+    from wal3_core import Manifest, Message, Record
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.demo.runs import Workflows
 
@@ -41,10 +40,15 @@ def compact_folders(
         table.add_column(column, justify="right", no_wrap=True)
     for log, changes in written.items():
         reader = LogReader.open(store, log)
-        tree = fold(reader.records())
-        same = "[green]yes[/]" if tree == fold(changes) else "[bold red]NO[/]"
+        tree = _files(reader.records())
+        same = "[green]yes[/]" if tree == _files(changes) else "[bold red]NO[/]"
         table.add_row(log, *_changes(before[log], reader.manifest()), f"{len(tree):,}", same)
     console.print(table)
+
+
+def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
+    last = {change.key: change.body for change in changes}
+    return {path: body for path, body in last.items() if body is not None}
 
 
 def _append(store: ObjectStore, log: str, changes: Sequence[Message]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
@@ -12,14 +13,20 @@ from typing import TYPE_CHECKING
 
 from wal3_core import InvalidRequestError, Message
 from wal3_core.model.paths import RESERVED_PARTS
-from wal3_core.views.git_history import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 MESSAGES_MAX = 20_000
 BODIES_BYTES_MAX = 64 * 2**20
+_BLOBS_AT_ONCE = 256
+# Modes of what has no bytes: nothing, and a submodule.
+_NO_FILE = {b"000000", b"160000"}
+_LOG = (
+    *("-c", "log.follow=false", "log", "--first-parent", "--reverse", "--root", "--diff-merges=first-parent"),
+    *("--raw", "-z", "--no-abbrev", "--no-renames", "--no-relative", "--no-show-signature", "--format="),
+)
 ROOT_LOG = "root"
 # The paths and blob ids of the oldest file changes of a public repository (github.com/slatedb/slatedb).
 _SAMPLE = "sample/file_changes.jsonl.gz"
@@ -37,7 +44,7 @@ def read_input(repo: Path | None) -> Input:
     """Read the repository's history, or the sample when there is no repository or no git."""
     if repo is not None:
         try:
-            return Input(origin=f"the git history of {repo}", messages=_by_log(replay(repo)))
+            return Input(origin=f"the git history of {repo}", messages=_by_log(_history(repo)))
         except InvalidRequestError as error:
             return Input(origin=f"the bundled sample ({error})", messages=_by_log(_sample()))
     return Input(origin="the bundled sample", messages=_by_log(_sample()))
@@ -67,6 +74,44 @@ def _bounded(messages: Iterable[Message]) -> Iterator[Message]:
         if left < 0:
             return
         yield message
+
+
+def _history(repo: Path) -> Iterator[Message]:
+    """Yield the file changes on the first-parent line of HEAD, oldest first; without submodules."""
+    if prefix := _git(repo, "rev-parse", "--show-prefix").strip():
+        raise InvalidRequestError(f"repository {repo}: expected its top, found the folder {prefix!r} of one")
+    files = _changed_files(_git(repo, *_LOG).split(b"\0")[:-1])
+    while some := list(islice(files, _BLOBS_AT_ONCE)):
+        stored = _git(repo, "cat-file", "--batch", stdin=b"".join(blob + b"\n" for _, blob in some if blob))
+        start = 0
+        for path, blob in some:
+            body = None
+            if blob is not None:
+                # "<id> blob <size>", a newline, the bytes, a newline.
+                begin = stored.index(b"\n", start) + 1
+                start = begin + int(stored[start:begin].split()[2]) + 1
+                body = stored[begin : start - 1]
+            yield Message(body, path)
+
+
+def _changed_files(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield paths and blobs, None for a file that is gone, of ``:OLD_MODE NEW_MODE OLD_ID NEW_ID STATUS``, PATH..."""
+    for entry, path in zip(tokens[::2], tokens[1::2], strict=True):
+        before, after, _, blob, _ = entry[1:].split(b" ")
+        if after not in _NO_FILE or before not in _NO_FILE:
+            yield path, None if after in _NO_FILE else blob
+
+
+def _git(repo: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """Return what git prints. InvalidRequestError says why it does not."""
+    try:
+        command = ["git", "-C", str(repo), *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, check=True).stdout  # noqa: S603 - no shell
+    except FileNotFoundError as error:
+        raise InvalidRequestError("git: expected the program on the PATH, found none: install git") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise InvalidRequestError(f"repository {repo}: expected git to read it, found: {said}") from error
 
 
 def _sample() -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""``wal3 append``."""
+"""``wal3 init`` and ``wal3 append``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.failures import Failure, InvalidFailure, again, leave
-from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw, standard_input
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import counted, progress, report
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.stopping import PAUSE_S, StopSignals
+from wal3_core.cli.shell.failures import Failure, InvalidFailure, again, leave
+from wal3_core.cli.shell.input import (
+    PAUSE_S,
+    StopSignals,
+    line_batches,
+    message_of_json,
+    message_of_raw,
+    standard_input,
+)
+from wal3_core.cli.shell.output import counted, progress, report, show
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import log_argument
 from wal3_core.errors import (
     InvalidRequestError,
     LogError,
@@ -29,12 +35,31 @@ from wal3_core.runtime import later, shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.cli.lines import ByteStream
+    from wal3_core.cli.shell.input import ByteStream
     from wal3_core.log.write.halt import ResumeReport
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
 
     Parser = Callable[[bytes], Message | None]
+
+
+@click.command()
+@log_argument()
+@session_and_json
+def init(session: Session, log: str, as_json: bool) -> None:
+    """Create the empty log LOG.
+
+    A log's name has parts of letters, digits, _ and -, joined by /. Fails if LOG exists, and leaves it
+    unchanged.
+
+    \b
+    Examples:
+      wal3 init orders
+      wal3 init tenants/acme/orders
+    """
+    LogWriter.initialize(session.store(), log)
+    show(f"created {log}", {"log": log, "created": True}, as_json=as_json)
+
 
 _BATCH_LINES_MAX = 10_000
 _BATCHES_AHEAD = 64
@@ -44,8 +69,7 @@ _BATCHES_AHEAD = 64
 @log_argument()
 @click.option("--raw", is_flag=True, help="Take each line, unparsed, as a record's body.")
 @click.option("--create", is_flag=True, help="Create the log if it does not exist.")
-@json_option
-@pass_session
+@session_and_json
 def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -> None:
     """Append the records on standard input to LOG.
 
@@ -65,7 +89,10 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
       tail -f access.log | wal3 append --raw --create access
       wal3 cat users | wal3 --store s3://bucket append --create users
     """
-    stream = _standard_input()
+    stream = standard_input()
+    if stream is None:
+        message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
+        raise InvalidFailure(message)
     opened = LogWriter.open_or_initialize if create else LogWriter.open
     writer = opened(session.store(), log, ordered=True)
     with StopSignals() as signals, progress(f"append {log}", None) as advance:
@@ -79,14 +106,6 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
     if signals.at_once:
         leave(stopped)
     raise stopped
-
-
-def _standard_input() -> ByteStream:
-    stream = standard_input()
-    if stream is None:
-        message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
-        raise InvalidFailure(message)
-    return stream
 
 
 def _refused(line: int, cause: LogError) -> str:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.failures import EXIT_UNSOUND
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, counted, print_json, progress, size, table, time
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.times import Whole
+from wal3_core.cli.shell.failures import exit_unless
+from wal3_core.cli.shell.output import count, counted, print_json, progress, show_facts, show_table, size, time
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import Whole, log_argument
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
 
 if TYPE_CHECKING:
     from wal3_core.compaction.receipt import Erased, Receipt
-    from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
+    from wal3_core.compaction.reports import KeyCompactionReport
     from wal3_core.compaction.verifying import Verification
 
 _RECEIPT_COLUMNS = ("offset", "reason", "pass", "planned", "object")
@@ -32,11 +30,8 @@ _RECEIPT_COLUMNS = ("offset", "reason", "pass", "planned", "object")
 @click.option("--bytes-per-s", type=Whole(min=1024), help="Read and write at most so many bytes a second.")
 @click.option("--verify", is_flag=True, help="Verify the last pass from storage instead; exit status 1 if it fails.")
 @click.option("--receipt", metavar="KEY", help="List the dropped records of KEY instead, and what became of them.")
-@json_option
-@pass_session
-@click.pass_context
+@session_and_json
 def compact(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
-    context: click.Context,
     session: Session,
     log: str,
     dry_run: bool,
@@ -62,14 +57,12 @@ def compact(  # noqa: PLR0913, PLR0917 - a command's parameters are its argument
       wal3 compact users --receipt user-17 --json
     """
     if sum((dry_run or force or to_offset is not None, verify, receipt is not None)) > 1:
-        message = "--verify and --receipt compact nothing: give one of them alone"
-        raise click.UsageError(message)
+        raise click.UsageError("--verify and --receipt compact nothing: give one of them alone")
     compactor = KeyCompactor(session.store(), log, options=KeyCompactorOptions(bytes_per_s_max=bytes_per_s))
     if verify:
         found = compactor.verify()
         _show_verified(log, found, as_json=as_json)
-        if found is not None and not found.holds:
-            context.exit(EXIT_UNSOUND)
+        exit_unless(found is None or found.holds)
     elif receipt is not None:
         _show_receipt(log, compactor.erased(os.fsencode(receipt)), as_json=as_json)
     else:
@@ -89,32 +82,23 @@ def _show_done(done: KeyCompactionReport, *, dry_run: bool, as_json: bool) -> No
             f" {plan.dirty_records_percent} % of {counted(plan.held_records, 'record')} are dirty; {plan.bound}"
         )
         return
+    dropped = f"{counted(done.num_superseded, 'superseded record')}, {counted(done.num_expired, 'expired tombstone')}"
+    merged = f"{counted(plan.num_rewritten, 'fragment')} of {size(done.bytes_read)} became"
+    written = f"{merged} {counted(done.num_written, 'fragment')} of {size(done.bytes_written)}"
     facts = [
         ("log", plan.log),
         ("due", plan.due),
         ("offsets", f"{count(plan.first)} to {count(plan.limit)}; {plan.bound}"),
-        *_numbers(plan, done),
+        ("dropped", dropped),
+        ("keys read", f"in {count(plan.num_read)} of {counted(plan.num_fragments, 'fragment')}"),
+        ("rewritten", written if plan.num_rewritten else "no fragment"),
         ("setsum before", str(done.proof.before)),
         ("after", str(done.proof.after)),
         ("superseded", str(done.proof.superseded)),
         ("expired", str(done.proof.expired)),
     ]
-    shown = table(("", ""), facts)
-    shown.show_header = False
-    console().print(shown)
+    show_facts(facts)
     click.echo(f"{plan.log}: nothing was written" if dry_run else f"{plan.log}: compacted by pass {done.token}")
-
-
-def _numbers(plan: KeyCompactionPlan, done: KeyCompactionReport) -> list[tuple[str, str]]:
-    dropped = f"{counted(done.num_superseded, 'superseded record')}, {counted(done.num_expired, 'expired tombstone')}"
-    keys = f"in {count(plan.num_read)} of {counted(plan.num_fragments, 'fragment')}"
-    merged = f"{counted(plan.num_rewritten, 'fragment')} of {size(done.bytes_read)} became"
-    written = f"{merged} {counted(done.num_written, 'fragment')} of {size(done.bytes_written)}"
-    return [
-        ("dropped", dropped),
-        ("keys read", keys),
-        ("rewritten", written if plan.num_rewritten else "no fragment"),
-    ]
 
 
 def _show_verified(log: str, found: Verification | None, *, as_json: bool) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from wal3_core.cli.failures import InvalidFailure
-from wal3_core.cli.output import print_json
-from wal3_core.cli.session import json_option
+from wal3_core.cli.shell.output import show
+from wal3_core.cli.shell.session import json_option
 
 _VARIABLE = "_WAL3_COMPLETE"
 
@@ -29,11 +28,6 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
       wal3 completion fish > ~/.config/fish/completions/wal3.fish
     """
     found = get_completion_class(shell)
-    if found is None:
-        message = f"completion: expected bash, zsh or fish, found {shell}"
-        raise InvalidFailure(message)
+    assert found is not None
     script = found(context.find_root().command, {}, "wal3", _VARIABLE).source()
-    if as_json:
-        print_json({"shell": shell, "script": script})
-    else:
-        click.echo(script)
+    show(script, {"shell": shell, "script": script}, as_json=as_json)

@@ -1,18 +1,19 @@
-"""``wal3 copy``."""
+"""``wal3 copy``, and ``wal3 repair`` from a copy."""
 
 from __future__ import annotations
 
 import click
 
 from wal3_core.cli.commands.policy import describe_policy, policy_json
-from wal3_core.cli.names import LOG, log_argument
-from wal3_core.cli.output import counted, plain, print_json, progress, size, time
-from wal3_core.cli.session import Session, json_option, open_named, pass_session
-from wal3_core.cli.times import Whole
+from wal3_core.cli.shell.failures import exit_unless
+from wal3_core.cli.shell.output import counted, plain, print_json, progress, size, time
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import LOG, Whole, log_argument
 from wal3_core.errors import LogNotFoundError
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
 from wal3_core.log.maintain.copy_update import update_copy
+from wal3_core.log.maintain.repair import RepairReport, repair_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.policy_store import PolicyStore
 
@@ -27,8 +28,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 )
 @click.option("--with-cursors", is_flag=True, help="Also copy the cursors within the copied range.")
 @click.option("--update", is_flag=True, help="Bring TARGET, a copy of LOG, up to date; make the copy if there is none.")
-@json_option
-@pass_session
+@session_and_json
 def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
     session: Session,
     log: str,
@@ -59,19 +59,17 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
       wal3 copy orders orders/2 --after orders/1 --to-store s3://backup
     """
     store = session.store()
-    other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
+    other = store if to_store is None else session.store(to_store)
     source, copied = LogAt(store, log), LogAt(other, target)
     if not update:
         if from_offset is not None and after is not None:
-            message = "a copy begins at one place: leave out --from-offset or --after"
-            raise click.UsageError(message)
+            raise click.UsageError("a copy begins at one place: leave out --from-offset or --after")
         begins = from_offset if after is None else LogAt(other, after)
         _copy(source, copied, begins, with_cursors=with_cursors, as_json=as_json)
         return
     if from_offset is not None or after is not None:
         left_out = "--after" if from_offset is None else "--from-offset"
-        message = f"--update goes on from the end of TARGET: leave out {left_out}"
-        raise click.UsageError(message)
+        raise click.UsageError(f"--update goes on from the end of TARGET: leave out {left_out}")
     if not _update(source, copied, with_cursors=with_cursors, as_json=as_json):
         _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
 
@@ -129,3 +127,46 @@ def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) 
         f" setsum {updated.setsum} verified"
     )
     return True
+
+
+@click.command()
+@log_argument()
+@click.option("--from", "from_store", metavar="URL", required=True, help="The store that holds a copy of LOG.")
+@click.option("--from-log", metavar="NAME", type=LOG, help="The copy's name there; LOG by default.")
+@click.option("--dry-run", is_flag=True, help="Name what would be repaired, and change nothing.")
+@session_and_json
+def repair(session: Session, log: str, from_store: str, from_log: str | None, dry_run: bool, as_json: bool) -> None:
+    """Write LOG's damaged and missing files again, from a copy of LOG.
+
+    The copy may come from `wal3 copy`, with --update or without. Reads all of LOG; of the copy, only what LOG lacks.
+    Every file is checked against LOG's manifest before and after it is written; sound files are not changed. LOG may
+    be written, read and collected meanwhile. After an interruption, run the command again.
+
+    The exit code is 1 when something could not be repaired; each such file is named, with what helps.
+
+    \b
+    Examples:
+      wal3 repair orders --from s3://backup --dry-run
+      wal3 repair orders --from s3://backup
+      wal3 repair orders --from s3://backup --from-log orders/w47
+    """
+    store = session.store()
+    copied = LogAt(session.store(from_store), from_log or log)
+    with progress(f"repair {log}", None) as advance:
+        report = repair_log(LogAt(store, log), copied, dry_run=dry_run, progress=advance)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show(report)
+    exit_unless(report.complete)
+
+
+def _show(report: RepairReport) -> None:
+    for path in report.repaired:
+        click.echo(f"{'would repair' if report.dry_run else 'repaired'} {plain(path)}")
+    for problem in report.problems:
+        click.echo(f"not repaired: {plain(' '.join(problem.message.split()))}")
+    done = f"{counted(len(report.repaired), 'file')} {'can be repaired' if report.dry_run else 'repaired'}"
+    left = f", {len(report.problems):,} not" if report.problems else ""
+    sound = f"{counted(report.num_records, 'record')} in {counted(report.num_fragments, 'fragment')}"
+    click.echo(f"{report.log}: {done}{left}; {sound} {'would be' if report.dry_run else 'are'} sound")

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.asking import confirm
-from wal3_core.cli.failures import Failure
-from wal3_core.cli.names import CURSOR, log_argument
-from wal3_core.cli.output import count, counted, plain, print_json, second
-from wal3_core.cli.ranges import Place
-from wal3_core.cli.session import Commands, Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.failures import unreadable
+from wal3_core.cli.shell.output import confirm, count, counted, plain, print_json, second, show, show_table
+from wal3_core.cli.shell.session import Commands, Session, session_and_json
+from wal3_core.cli.types import CURSOR, LogOffset, log_argument
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
@@ -51,8 +48,7 @@ def cursor() -> None:
 
 @cursor.command("list")
 @log_argument()
-@json_option
-@pass_session
+@session_and_json
 def list_cursors(session: Session, log: str, as_json: bool) -> None:
     """List the cursors of LOG; lag is how many offsets are at and after each.
 
@@ -74,8 +70,7 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
 @cursor.command("get")
 @log_argument()
 @click.argument("name", type=CURSOR)
-@json_option
-@pass_session
+@session_and_json
 def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     """Show the cursor NAME of LOG.
 
@@ -95,9 +90,8 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
 @cursor.command("set")
 @log_argument()
 @click.argument("name", type=CURSOR)
-@click.argument("offset", type=Place())
-@json_option
-@pass_session
+@click.argument("offset", type=LogOffset())
+@session_and_json
 def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool) -> None:
     """Create the cursor NAME of LOG at OFFSET, or move it there.
 
@@ -118,19 +112,15 @@ def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool
     try:
         position = _position(reader, offset)
     except (InvalidRequestError, GarbageCollectedError) as error:
-        message = f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}"
-        raise type(error)(message) from error
+        raise type(error)(f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}") from error
     if witness is None:
         cursors.init(name, position, owner=None)
     else:
         cursors.save(name, position, witness)
     before = None if witness is None else witness.cursor.position.offset
-    if as_json:
-        print_json({"log": log, "cursor": name, "offset": position.offset, "previous_offset": before})
-    elif before is None:
-        click.echo(f"created {name} at {position.offset}")
-    else:
-        click.echo(f"moved {name} from {before} to {position.offset}")
+    said = f"created {name} at" if before is None else f"moved {name} from {before} to"
+    document = {"log": log, "cursor": name, "offset": position.offset, "previous_offset": before}
+    show(f"{said} {position.offset}", document, as_json=as_json)
 
 
 def _position(reader: LogReader, offset: str) -> LogPosition:
@@ -139,15 +129,16 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
         return manifest.first.position
     if offset == "next" or offset == str(manifest.next.position.offset):
         return manifest.next.position
-    return _position_of_record(reader, int(offset), manifest)
+    for record in reader.records(int(offset), Limits(records=1)):
+        return LogPosition(int(offset), record.timestamp_us)
+    return LogPosition(int(offset), manifest.next.position.timestamp_us)
 
 
 @cursor.command("delete")
 @log_argument()
 @click.argument("name", type=CURSOR)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@pass_session
+@session_and_json
 def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
     """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
 
@@ -176,16 +167,9 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
         question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
         confirm(f"log {log}, cursor {name}", question)
     also = delete_everywhere(store, log, name)
-    if as_json:
-        print_json({"log": log, "cursor": name, "offset": offset, "deleted": True, "successors": also})
-    else:
-        click.echo(f"deleted {name} {where}{''.join(f', and in {each}' for each in also)}")
-
-
-def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> LogPosition:
-    for record in reader.records(offset, Limits(records=1)):
-        return LogPosition(offset, record.timestamp_us)
-    return LogPosition(offset, manifest.next.position.timestamp_us)
+    said = f"deleted {name} {where}{''.join(f', and in {each}' for each in also)}"
+    document = {"log": log, "cursor": name, "offset": offset, "deleted": True, "successors": also}
+    show(said, document, as_json=as_json)
 
 
 def _no_cursor(log: str, name: str) -> InvalidRequestError:
@@ -202,11 +186,6 @@ def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dic
         else:
             cursors[cursor_name(path)] = found.cursor
     return cursors, damage
-
-
-def unreadable(damage: Mapping[str, str]) -> Failure:
-    """Make the failure that names the unreadable cursors."""
-    return Failure(f"{len(damage)} unreadable: {'; '.join(f'{path}: {what}' for path, what in damage.items())}")
 
 
 def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.asking import require_terminal
-from wal3_core.cli.failures import Failure
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.failures import Failure
+from wal3_core.cli.shell.output import (
+    console,
+    count,
+    counted,
+    plain,
+    print_json,
+    progress,
+    require_terminal,
+    show,
+    show_table,
+    size,
+)
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import log_argument
 from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy, undo_destroy
 from wal3_core.log.maintain.destroyer import destroy as destroy_log
 
@@ -27,8 +36,7 @@ _COLUMNS = ("objects", "how many", "bytes")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--also-pinned", is_flag=True, help="Destroy a log that has pins, and delete the pins too.")
 @click.option("--undo", is_flag=True, help="Take back a destroy that was cut short, if LOG is still there.")
-@json_option
-@pass_session
+@session_and_json
 def destroy(  # noqa: PLR0913, PLR0917 - one parameter for each option
     session: Session, log: str, dry_run: bool, yes: bool, also_pinned: bool, undo: bool, as_json: bool
 ) -> None:
@@ -49,8 +57,7 @@ def destroy(  # noqa: PLR0913, PLR0917 - one parameter for each option
     store = session.store()
     if undo:
         if dry_run or yes or also_pinned:
-            message = "--undo: expected no --dry-run, --yes or --also-pinned, since nothing is destroyed"
-            raise click.UsageError(message)
+            raise click.UsageError("--undo: expected no --dry-run, --yes or --also-pinned, since nothing is destroyed")
         _undo(store, log, as_json=as_json)
         return
     plan = plan_destroy(store, log)
@@ -61,27 +68,23 @@ def destroy(  # noqa: PLR0913, PLR0917 - one parameter for each option
         _confirm(plan)
     with progress(f"destroy {log}", plan.num_objects) as advance:
         deleted = destroy_log(store, log, also_pinned=also_pinned, progress=advance)
-    if as_json:
-        print_json({"log": log, "num_objects": deleted})
-    else:
-        click.echo(f"destroyed {log}: {counted(deleted, 'object')} deleted")
+    said = f"destroyed {log}: {counted(deleted, 'object')} deleted"
+    show(said, {"log": log, "num_objects": deleted}, as_json=as_json)
 
 
 def _undo(store: ObjectStore, log: str, *, as_json: bool) -> None:
     seal = undo_destroy(store, log)
-    if as_json:
-        print_json({"log": log, "destroying": False, "seal": None if seal is None else seal.to_json()})
-        return
     state = "" if seal is None else f"; it stays sealed, for good: {seal.reason}: `wal3 copy` makes an open log of it"
-    click.echo(plain(f"{log} is not being destroyed any more: it can be pinned and copied{state}"))
+    said = plain(f"{log} is not being destroyed any more: it can be pinned and copied{state}")
+    document = {"log": log, "destroying": False, "seal": None if seal is None else seal.to_json()}
+    show(said, document, as_json=as_json)
 
 
 def _confirm(plan: DestroyPlan) -> None:
     require_terminal(f"log {plan.log}", "for the log's name")
     _show(plan, as_json=False)
     if click.prompt("Type the log's name to destroy it", default="", show_default=False) != plan.log:
-        message = f"log {plan.log}: expected its name, found another: nothing was deleted"
-        raise Failure(message)
+        raise Failure(f"log {plan.log}: expected its name, found another: nothing was deleted")
 
 
 def _show(plan: DestroyPlan, *, as_json: bool) -> None:

@@ -1,16 +1,18 @@
-"""``wal3 doctor``."""
+"""``wal3 doctor`` and ``wal3 store-id``."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.failures import EXIT_UNSOUND
-from wal3_core.cli.output import console, print_json, progress
-from wal3_core.cli.session import Session, json_option, open_named
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.failures import Failure, exit_unless
+from wal3_core.cli.shell.output import console, print_json, progress, show, show_table
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.shell.stores import check_store
+from wal3_core.fleet.identity import store_identity
 from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.doctor import examine
@@ -23,9 +25,8 @@ _US_PER_MS = 1000
 
 @click.command()
 @click.argument("url", required=False)
-@json_option
-@click.pass_context
-def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
+@session_and_json
+def doctor(session: Session, url: str | None, as_json: bool) -> None:
     """Test whether a store can hold logs, and how fast it is.
 
     Tests what logs depend on: conditional PUTs, alone and in a race; conditional and ranged GETs;
@@ -38,9 +39,7 @@ def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
       wal3 --store /var/lib/wal3 doctor
       wal3 doctor 's3://bucket?endpoint=http://127.0.0.1:9000' --json
     """
-    session = context.find_object(Session)
-    assert session is not None
-    store = session.store() if url is None else open_named(url, timeout_s=session.timeout_s)
+    store = session.store(url)
     steps = itertools.count(1)
     with progress("doctor", None) as advance:
         report = examine(store, progress=lambda _: advance(next(steps), None))
@@ -48,12 +47,11 @@ def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
     LANES.look()
     hashing = LANES.hashing()
     if as_json:
-        print_json({**report.to_json(), "hashing": {"by": hashing.by, "because": hashing.because}})
+        print_json({**report.to_json(), "hashing": asdict(hashing)})
     else:
         _show_examination(report)
         console().print(f"this process hashes records by {hashing.by}: {hashing.because}", markup=False)
-    if not report.suitable:
-        context.exit(EXIT_UNSOUND)
+    exit_unless(report.suitable)
 
 
 def _show_examination(report: DoctorReport) -> None:
@@ -62,14 +60,31 @@ def _show_examination(report: DoctorReport) -> None:
     rows = [("ok" if check.passed else "FAILED", check.name, check.found) for check in report.checks]
     show_table(("", "promise", "found"), rows, texts=("promise", "found"), output=output)
     if report.put_us:
-        _show_times(report)
+        times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
+        output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
+        output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
     output.print("this store can hold logs" if report.suitable else "this store CANNOT hold logs")
     for advice in report.advice:
         output.print(f"advice: {advice}")
 
 
-def _show_times(report: DoctorReport) -> None:
-    output = console()
-    times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
-    output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
-    output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
+@click.command("store-id")
+@click.option("--create", is_flag=True, help="Give the store an identity if it has none.")
+@session_and_json
+def store_id(session: Session, create: bool, as_json: bool) -> None:
+    """Print which store this is.
+
+    A store's identity is created once and never changes, whatever the store's URL. Dagster remembers
+    it, and refuses to work on any other store.
+
+    \b
+    Examples:
+      wal3 store-id
+      wal3 store-id --create
+    """
+    store = session.store()
+    found = store_identity(store, create=create)
+    if found is None:
+        check_store(store)
+        raise Failure(f"store {store.url}: expected an identity, found none: create one with --create")
+    show(found, {"store": store.url, "store_id": found}, as_json=as_json)

@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from wal3_core.cli.failures import EXIT_FINDINGS, InvalidFailure
-from wal3_core.cli.interrupts import TAKEN_S_MAX
-from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.stopping import StopSignals
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.times import Decimal, Duration, Whole, wait_of
+from wal3_core.cli.shell.failures import EXIT_FINDINGS, InvalidFailure
+from wal3_core.cli.shell.input import StopSignals
+from wal3_core.cli.shell.output import console, count, counted, plain, print_json, progress, show_table, size
+from wal3_core.cli.shell.process import TAKEN_S_MAX
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import Decimal, Duration, Whole, wait_of
 from wal3_core.errors import ConditionNotMetError
 from wal3_core.fleet.exercise.checker import Kind
 from wal3_core.fleet.exercise.ledger import Outcome
@@ -75,8 +74,7 @@ _BYTES_MAX = 2**62
 @click.option("--keep", is_flag=True, help="Keep the logs and the ledgers.")
 @click.option("--clean", is_flag=True, help="Remove what exercises have left in the store, and do nothing else.")
 @click.option("--summary", "summary_path", metavar="FILE", help="Also write the summary to FILE, as JSON.")
-@json_option
-@pass_session
+@session_and_json
 def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     session: Session,
     duration_s: float,
@@ -121,14 +119,10 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
         body_bytes_max=record_bytes_max - _KEY_BYTES,
         bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
     )
-    lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
-    plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
+    lasts_s, limit = None if soak else duration_s, bytes_max or _BYTES_MAX
+    plan = Plan(load, duration_s=lasts_s, bytes_max=limit, kills=kills, maintenance=with_maintenance, late_s=late_s)
     report = partial(_report, path=summary_path, as_json=as_json)
-    _conclude(_exercise(session, plan, report, keep=keep))
-
-
-def _conclude(summary: Summary) -> None:
-    """Fail if anything was found, or nothing was tried."""
+    summary = _exercise(session, plan, report, keep=keep)
     if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
     summary.check_tried()
@@ -136,10 +130,9 @@ def _conclude(summary: Summary) -> None:
 
 def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *, keep: bool) -> Summary:
     """Exercise a store, report what was found, and remove the logs."""
-    url = session.named_url()
+    url = session.url_of()
     if url.startswith("memory:"):
-        message = "exercise: expected a store that processes share, found memory:"
-        raise InvalidFailure(message)
+        raise InvalidFailure("exercise: expected a store that processes share, found memory:")
     store = session.store()
     folder = Path(tempfile.mkdtemp(prefix="wal3-exercise-"))
     running = Exercise(store, url, plan, folder)

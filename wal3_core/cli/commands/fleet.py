@@ -12,13 +12,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from wal3_core.cli.failures import Failure
-from wal3_core.cli.marked_logs import NO_DIRTY_LOGS, say_cut, warn_of_clock
-from wal3_core.cli.output import console, count, counted, plain, print_json, quiet_pipe, table
-from wal3_core.cli.session import Commands, Session, json_option, open_named
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.targets import check_store
-from wal3_core.cli.times import Duration, Whole, age_of
+from wal3_core.cli.commands.dirty import NO_DIRTY_LOGS, say_cut, warn_of_clock
+from wal3_core.cli.shell.failures import unreadable
+from wal3_core.cli.shell.output import console, count, counted, plain, print_json, quiet_pipe, show_table, table
+from wal3_core.cli.shell.session import Commands, Session, session_and_json
+from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.types import Duration, Whole, age_of
 from wal3_core.fleet.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.runtime import shared_runtime
@@ -40,12 +39,11 @@ _ROWS_MAX = 1_000_000
 _url_argument = click.argument("url", required=False)
 
 
-def _limit_option(command: F) -> F:
-    return click.option(
-        "--unprocessed-max",
-        type=Whole(UNPROCESSED_MIN, UNPROCESSED_MAX),
-        help="The limit of logs whose policy has none: that of your fleets' FleetOptions.",
-    )(command)
+_limit_option = click.option(
+    "--unprocessed-max",
+    type=Whole(UNPROCESSED_MIN, UNPROCESSED_MAX),
+    help="The limit of logs whose policy has none: that of your fleets' FleetOptions.",
+)
 
 
 def _rows_option(default: int) -> Callable[[F], F]:
@@ -70,11 +68,8 @@ def fleet() -> None:
 @_url_argument
 @_limit_option
 @_rows_option(50)
-@json_option
-@click.pass_context
-def show_status(
-    context: click.Context, url: str | None, unprocessed_max: int | None, rows_max: int, as_json: bool
-) -> None:
+@session_and_json
+def show_status(session: Session, url: str | None, unprocessed_max: int | None, rows_max: int, as_json: bool) -> None:
     """Show the markers that wait, and the marked logs with unprocessed records, the one marked first first.
 
     Unprocessed is what the cursor that is farthest behind has not passed; in a log without cursors, all that it
@@ -87,7 +82,7 @@ def show_status(
       wal3 fleet status s3://bucket/prefix --unprocessed-max 1000000
       wal3 fleet status --json | jq -r '.over[]'
     """
-    store = _store(context, url)
+    store = session.store(url)
     found = fleet_status(store, unprocessed_max)
     if as_json:
         print_json(found.to_json())
@@ -95,8 +90,7 @@ def show_status(
         _show(store, found, rows_max)
     warn_of_clock(found.guessed)
     if found.unreadable:
-        each = "; ".join(f"{log}: {error}" for log, error in found.unreadable.items())
-        raise Failure(f"{len(found.unreadable)} unreadable: {each}")
+        raise unreadable(found.unreadable)
 
 
 @fleet.command("top")
@@ -119,10 +113,9 @@ def show_status(
 )
 @_rows_option(20)
 @click.option("--looks", type=Whole(1), help="End after so many looks.")
-@json_option
-@click.pass_context
+@session_and_json
 def show_top(  # noqa: PLR0913, PLR0917 - its options
-    context: click.Context,
+    session: Session,
     url: str | None,
     unprocessed_max: int | None,
     interval_s: float,
@@ -141,7 +134,7 @@ def show_top(  # noqa: PLR0913, PLR0917 - its options
       wal3 fleet top --sort rate --limit 5 --interval 1s
       wal3 fleet top --looks 2 --json | jq -c '.logs[] | [.log, .appended_per_s]'
     """
-    store, runtime = _store(context, url), shared_runtime()
+    store, runtime = session.store(url), shared_runtime()
     before: dict[str, int] = {}
     before_s = 0.0
     with quiet_pipe(), _screen(as_json=as_json) as show:
@@ -153,12 +146,6 @@ def show_top(  # noqa: PLR0913, PLR0917 - its options
             if look == looks:
                 return
             runtime.sleep(interval_s)
-
-
-def _store(context: click.Context, url: str | None) -> ObjectStore:
-    session = context.find_object(Session)
-    assert session is not None
-    return session.store() if url is None else open_named(url, timeout_s=session.timeout_s)
 
 
 # ---------------------------------------------------------------------- once

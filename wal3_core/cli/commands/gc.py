@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.failures import explain
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import count, counted, print_json, progress, size
-from wal3_core.cli.session import Session, json_option
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.targets import NO_LOGS, logs_of
-from wal3_core.cli.times import Decimal, Duration, Whole, wait_of, with_durations
+from wal3_core.cli.shell.failures import exit_unless, explain
+from wal3_core.cli.shell.output import count, counted, print_json, progress, show_table, size
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.shell.stores import NO_LOGS, named_logs
+from wal3_core.cli.types import Decimal, Duration, Whole, log_argument, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
@@ -36,7 +34,7 @@ _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects
 
 @click.command("gc")
 @log_argument("logs", many=True)
-@click.option("--all", "every", is_flag=True, help="Collect every log of the store.")
+@click.option("--all", "all_logs", is_flag=True, help="Collect every log of the store.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -71,10 +69,20 @@ _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects
     show_default=True,
     help="Look for objects that nothing refers to; lists every object of the log.",
 )
-@json_option
-@click.pass_context
-def gc(
-    context: click.Context, /, logs: tuple[str, ...], *, every: bool, dry_run: bool, as_json: bool, **limits: object
+@session_and_json
+def gc(  # noqa: PLR0913 - its options
+    session: Session,
+    /,
+    logs: tuple[str, ...],
+    *,
+    all_logs: bool,
+    dry_run: bool,
+    interval_s: float,
+    fraction_max: float,
+    up_to_offset: int | None,
+    without_cursors: bool,
+    orphans: bool,
+    as_json: bool,
 ) -> None:
     """Collect garbage: prune records below every cursor, delete what was pruned an interval ago.
 
@@ -91,109 +99,108 @@ def gc(
       wal3 gc orders --fraction-max 1 --interval-s 3600
       wal3 gc audit --without-cursors --up-to-offset 1000000
     """
-    if bool(logs) == every:
-        message = "name the logs to collect, or give --all"
-        raise click.UsageError(message)
-    session = context.find_object(Session)
-    assert session is not None
-    store, asked = session.store(), _asked(limits)
-    named = logs_of(store) if every else logs
+    if without_cursors and up_to_offset is None:
+        raise click.UsageError("--without-cursors needs --up-to-offset: nothing else limits the collection")
+    options = replace(
+        _DEFAULTS,
+        interval_s=interval_s,
+        fraction_max=fraction_max,
+        without_cursors=without_cursors,
+        orphans_max=_DEFAULTS.orphans_max if orphans else 0,
+    )
+    store = session.store()
+    named = named_logs(store, logs, all_logs=all_logs, verb="collect")
     if not named and not as_json:
         click.echo(NO_LOGS)
-    run = _Run(store, asked, dry_run=dry_run, as_json=as_json)
-    failed = False
+    run = _GcRun(store, options, up_to_offset, dry_run=dry_run, as_json=as_json)
+    sound = True
     try:
         for log in named:
             try:
-                failed |= run.collect(log)
+                sound &= run.collect(log)
             except LogError as error:
                 if len(logs) == 1:
                     raise
                 # A log that cannot be collected must not stop the others.
-                failed |= run.refused(log, error, named=not every)
+                sound &= run.refused(log, error, named=not all_logs)
     finally:
         if run.rows:
             show_table(_COLUMNS, run.rows, numbers=_COLUMNS[1:6], texts=("why",))
-    if failed:
-        context.exit(1)
+    exit_unless(sound)
 
 
-class _Run:
+class _GcRun:
     """Collects one log after another; ``rows`` is the table of what was done."""
 
-    def __init__(self, store: ObjectStore, asked: _Asked, *, dry_run: bool, as_json: bool) -> None:
+    def __init__(
+        self, store: ObjectStore, options: CollectorOptions, limit: int | None, *, dry_run: bool, as_json: bool
+    ) -> None:
         self.rows: list[tuple[str, ...]] = []
         self._store = store
-        self._asked = asked
+        self._options = options
+        self._limit = limit
         self._dry_run = dry_run
         self._as_json = as_json
 
     def collect(self, log: str) -> bool:
-        """Collect a log, or show what would be done; return whether something could not be deleted."""
+        """Collect a log, or show what would be done; return whether all could be deleted."""
         if self._dry_run:
-            _show_dry_run(self._store, log, self._asked, as_json=self._as_json)
-            return False
-        return _collect(self._store, log, self._asked, None if self._as_json else self.rows)
+            self._show_dry_run(log)
+            return True
+        with progress(f"gc {log}", None) as advance:
+            done = collect(
+                self._store,
+                log,
+                limit_offset=self._limit,
+                options=self._options,
+                progress=lambda deleted: advance(deleted, None),
+            )
+        problems = [problem for each in done.deleted for problem in each.problems]
+        if self._as_json:
+            print_json(_to_json(done, problems))
+        else:
+            self.rows.append(_row(log, done))
+        for problem in problems:
+            click.echo(f"{log}: not deleted: {problem}", err=True)
+        return not problems
 
     def refused(self, log: str, error: LogError, *, named: bool) -> bool:
-        """Report a log that was not collected; return whether that is a failure: not if nothing says how."""
+        """Report a log that was not collected; return whether that is no failure: nothing says how."""
         if named or not (isinstance(error, CollectionRefusedError) and error.unclaimed):
             click.echo(f"{log}: {explain(error)}", err=True)
-            return True
+            return False
         if self._as_json:
             print_json({"log": log, "skipped": "no cursor"})
         elif self._dry_run:
             click.echo(f"{log}: skipped: no cursor")
         else:
             self.rows.append((log, *[""] * 5, "skipped: no cursor", ""))
-        return False
+        return True
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The options given on the command line."""
-
-    options: CollectorOptions
-    limit_offset: int | None
-
-
-def _asked(limits: dict[str, object]) -> _Asked:
-    interval_s, fraction_max, limit = limits["interval_s"], limits["fraction_max"], limits["up_to_offset"]
-    assert isinstance(interval_s, float)
-    assert isinstance(fraction_max, float)
-    assert limit is None or isinstance(limit, int)
-    without_cursors = bool(limits["without_cursors"])
-    if without_cursors and limit is None:
-        message = "--without-cursors needs --up-to-offset: nothing else limits the collection"
-        raise click.UsageError(message)
-    options = replace(
-        _DEFAULTS,
-        interval_s=interval_s,
-        fraction_max=fraction_max,
-        without_cursors=without_cursors,
-        orphans_max=_DEFAULTS.orphans_max if limits["orphans"] else 0,
-    )
-    return _Asked(options=options, limit_offset=limit)
-
-
-def _collect(store: ObjectStore, log: str, asked: _Asked, rows: list[tuple[str, ...]] | None) -> bool:
-    """Collect a log and add its row, or print it as JSON; return whether something could not be deleted."""
-    with progress(f"gc {log}", None) as advance:
-        done = collect(
-            store,
-            log,
-            limit_offset=asked.limit_offset,
-            options=asked.options,
-            progress=lambda deleted: advance(deleted, None),
-        )
-    if rows is None:
-        print_json(_to_json(done))
-    else:
-        rows.append(_row(log, done))
-    problems = [problem for each in done.deleted for problem in each.problems]
-    for problem in problems:
-        click.echo(f"{log}: not deleted: {problem}", err=True)
-    return bool(problems)
+    def _show_dry_run(self, log: str) -> None:
+        collector = Collector(self._store, log, options=self._options)
+        deleter = Deleter(self._store, log, options=self._options)
+        pending = deleter.pending()
+        begun = list(_begun(deleter, pending))
+        plan = collector.plan(self._limit)
+        objects = list(collector.objects(plan))
+        # The log still holds what is not pruned.
+        pruned = [each for each in pending if each.pruned]
+        held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
+        paths = [path for path in objects if path not in held]
+        orphans = deleter.orphans(pending)
+        pins = Counter(chain.from_iterable(held.values()))
+        if self._as_json:
+            document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
+            print_json({**document, "orphans": [*orphans], "begun": [each.to_json() for each in begun]})
+        else:
+            _show_plan(plan, paths, orphans, begun)
+            if held:
+                named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
+                click.echo(f"  held by pins until they are deleted: {counted(len(held), 'object')}: {named}")
+        if not plan.empty:
+            # Raises as the run would.
+            collector.verify(plan)
 
 
 def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
@@ -209,51 +216,28 @@ def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
     )
 
 
-def _to_json(done: CollectionReport) -> JsonObject:
+def _to_json(done: CollectionReport, problems: list[str]) -> JsonObject:
     return {
         **done.plan.to_json(),
         "num_orphans": done.num_orphans,
         "num_deleted": sum(each.num_deleted for each in done.deleted),
         "num_held": sum(each.num_held for each in done.deleted),
         "wait_s": round(done.wait_s),
-        "problems": [problem for each in done.deleted for problem in each.problems],
+        "problems": [*problems],
     }
 
 
-def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool) -> None:
-    collector, deleter = Collector(store, log, options=asked.options), Deleter(store, log, options=asked.options)
-    pending = deleter.pending()
-    begun = list(_begun(deleter, pending))
-    plan = collector.plan(asked.limit_offset)
-    objects = list(collector.objects(plan))
-    # The log still holds what is not pruned.
-    pruned = [each for each in pending if each.pruned]
-    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
-    paths = [path for path in objects if path not in held]
-    orphans = deleter.orphans(pending)
-    pins = Counter(chain.from_iterable(held.values()))
-    if as_json:
-        document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
-        print_json({**document, "orphans": [*orphans], "begun": [each.to_json() for each in begun]})
-    else:
-        _show_plan(plan, paths, orphans, begun)
-        _show_held(len(held), pins)
-    if not plan.empty:
-        # Raises as the run would.
-        collector.verify(plan)
-
-
-def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
+def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_PendingCollection]:
     """Describe pending collections; reads the store's clock and the references once for all of them."""
     if not pending:
         return
     references, now_us = deleter.references(), deleter.store_now_us()
     for garbage in pending:
         wait_s, paths = deleter.wait_s(garbage.path, now_us=now_us), deleter.objects(garbage, references)
-        yield _Begun(garbage, wait_s, tuple(paths))
+        yield _PendingCollection(garbage, wait_s, tuple(paths))
 
 
-def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
+def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_PendingCollection]) -> None:
     click.echo(
         f"{plan.log}: would prune {counted(plan.num_records, 'record')} in {counted(plan.num_fragments, 'fragment')}"
         f" ({plan.fraction:.0%} of its bytes), since {with_durations(plan.reason)}; the log would begin at offset"
@@ -269,15 +253,8 @@ def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Be
             click.echo(f"  {path} ({each.when})")
 
 
-def _show_held(num_held: int, pins: Counter[str]) -> None:
-    """Print how many objects pins hold, and which pins."""
-    if num_held:
-        named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
-        click.echo(f"  held by pins until they are deleted: {counted(num_held, 'object')}: {named}")
-
-
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _PendingCollection:
     """A collection that an earlier run began, and what is to be deleted for it."""
 
     garbage: Garbage

@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 import click
 from rich.tree import Tree
 
-from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors, unreadable
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, counted, plain, print_json, second, size, table, time
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors
+from wal3_core.cli.shell.failures import unreadable
+from wal3_core.cli.shell.output import (
+    console,
+    count,
+    counted,
+    plain,
+    print_json,
+    second,
+    show_facts,
+    show_table,
+    size,
+    time,
+)
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import log_argument
 from wal3_core.errors import CorruptError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
@@ -30,7 +41,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
@@ -39,8 +49,7 @@ _ENDS_SHOWN = 3
 @click.command()
 @log_argument()
 @click.option("--full", is_flag=True, help="Show every snapshot and fragment; reads every snapshot and key roll-up.")
-@json_option
-@pass_session
+@session_and_json
 def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.
 
@@ -57,7 +66,11 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
     cursors, damage = survey_cursors(store, log)
-    found = _Found(reader, manifest, _key_rollups(store, log, manifest), full)
+    stores = None
+    if manifest.compaction.passes:
+        runtime, retry = shared_runtime(), RetryOptions()
+        stores = LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
+    found = _Inspection(reader, manifest, stores, full)
     if as_json:
         print_json(_document(found, log, cursors))
     else:
@@ -67,7 +80,7 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Inspection:
     """What is shown; ``stores`` is None for a log without passes of key compaction, which has no key roll-ups."""
 
     reader: LogReader
@@ -83,22 +96,22 @@ class _Found:
         """Tell whether a pass could have left a key roll-up of it."""
         return self.stores is not None and isinstance(pointer, SnapshotPointer) and pointer.depth == 1
 
-    def key_rollup(self, pointer: Pointer) -> _KeyRollup | None:
+    def key_rollup(self, pointer: Pointer) -> _KeyRollupStatus | None:
         """Look for the key roll-up of a snapshot; None when there is none."""
         if self.stores is None or not isinstance(pointer, SnapshotPointer):
             return None
         stored = self.stores.objects.head(key_rollup_path(pointer.path))
         if stored is None or not self.full:
-            return None if stored is None else _KeyRollup(stored.size)
+            return None if stored is None else _KeyRollupStatus(stored.size)
         try:
             rollup = self.stores.key_rollups.read(pointer)
         except CorruptError as error:
-            return _KeyRollup(stored.size, damage=str(error))
-        return None if rollup is None else _KeyRollup(stored.size, num_keys=rollup.num_hashes)
+            return _KeyRollupStatus(stored.size, damage=str(error))
+        return None if rollup is None else _KeyRollupStatus(stored.size, num_keys=rollup.num_hashes)
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyRollup:
+class _KeyRollupStatus:
     """A key roll-up; a key counts in each fragment that holds it. Without --full only the bytes are known."""
 
     num_bytes: int
@@ -116,19 +129,13 @@ class _KeyRollup:
         return {"bytes": self.num_bytes, "keys": self.num_keys, "damage": self.damage}
 
 
-def _key_rollups(store: ObjectStore, log: str, manifest: Manifest) -> LogStores | None:
-    if not manifest.compaction.passes:
-        return None
-    runtime, retry = shared_runtime(), RetryOptions()
-    return LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
-
-
-def _show(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> None:
+def _show(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> None:
     output, manifest = console(), found.manifest
-    facts = table(("", ""), _facts(log, manifest))
-    facts.show_header = False
-    output.print(facts)
-    output.print(_tree(found, log))
+    show_facts(_facts(log, manifest))
+    kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
+    root = Tree(f"{log}: {kinds} in the manifest")
+    _grow(found, root, manifest.pointers)
+    output.print(root)
     epochs = [(str(epoch.epoch), epoch.token, count(epoch.first_seq_no)) for epoch in manifest.epochs]
     columns = ("epoch", "writer", "first fragment")
     show_table(columns, epochs, numbers=("epoch", "first fragment"), output=output)
@@ -182,15 +189,7 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "compacting", f"pass {announced.token} is about to replace fragments{where}"
 
 
-def _tree(found: _Found, log: str) -> Tree:
-    manifest = found.manifest
-    kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
-    root = Tree(f"{log}: {kinds} in the manifest")
-    _grow(found, root, manifest.pointers)
-    return root
-
-
-def _grow(found: _Found, branch: Tree, pointers: Sequence[Pointer]) -> None:
+def _grow(found: _Inspection, branch: Tree, pointers: Sequence[Pointer]) -> None:
     hidden = 0 if found.full else max(0, len(pointers) - 2 * _ENDS_SHOWN)
     for index, pointer in enumerate(pointers):
         if hidden and _ENDS_SHOWN <= index < len(pointers) - _ENDS_SHOWN:
@@ -215,7 +214,7 @@ def _described(pointer: Pointer) -> str:
     return f"{what}: {offsets}, {held}, {second(pointer.start.timestamp_us)}"
 
 
-def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[str, object]:
+def _document(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> dict[str, object]:
     manifest = found.manifest
     return {
         "log": log,
@@ -243,7 +242,7 @@ def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[st
     }
 
 
-def _pointer_json(found: _Found, pointer: Pointer) -> dict[str, object]:
+def _pointer_json(found: _Inspection, pointer: Pointer) -> dict[str, object]:
     fields: dict[str, object] = dict(pointer.to_json())
     if found.may_have_key_rollup(pointer):
         rollup = found.key_rollup(pointer)

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.failures import Failure
-from wal3_core.cli.names import LOG_PREFIX
-from wal3_core.cli.output import count, print_json, progress, size
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.targets import NO_LOGS, check_store, similar_logs
-from wal3_core.cli.times import Whole
+from wal3_core.cli.shell.failures import unreadable
+from wal3_core.cli.shell.output import count, print_json, progress, show_table, size
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.shell.stores import NO_LOGS, check_store, similar_logs
+from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
 from wal3_core.fleet.pressure import measure_logs
@@ -45,8 +43,7 @@ _SORTS = ("log", "records", "bytes", "lag")
     help="What the order is by: names, or the largest first. With lag, as with --lag.",
 )
 @click.option("--limit", metavar="N", type=Whole(min=1), help="Show the first N logs; all by default.")
-@json_option
-@pass_session
+@session_and_json
 def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, as_json: bool) -> None:
     """List the logs of the store, or PREFIX and the logs below it.
 
@@ -62,44 +59,44 @@ def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, a
     """
     store = session.store()
     manifests: dict[str, Manifest] = {}
-    unreadable: list[str] = []
+    damage: dict[str, object] = {}
     with progress("ls", None) as advance:
         for log, manifest in load_manifests(store, prefix):
             if isinstance(manifest, LogError):
-                unreadable.append(f"{log}: {manifest}")
+                damage[log] = manifest
             else:
                 manifests[log] = manifest
             advance(len(manifests), None)
-    if not manifests and not unreadable:
+    if not manifests and not damage:
         _none(store, prefix, as_json=as_json)
         return
     # Not the order of the listing, in which a folder's name ends with a slash.
     rows = [_row(log, manifest) for log, manifest in sorted(manifests.items())]
     if sort == "lag":
-        unreadable += _add_lags(store, rows)
+        damage |= _add_lags(store, rows)
     if sort != "log":
         rows.sort(key=lambda row: -(row[sort] or 0))
     shown = rows[:limit]
     if lag and sort != "lag":
-        unreadable += _add_lags(store, shown)
+        damage |= _add_lags(store, shown)
     _show(shown, len(rows) - len(shown), as_json=as_json)
     _note_stores(store, manifests)
-    if unreadable:
-        raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
+    if damage:
+        raise unreadable(damage)
 
 
-def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> list[str]:
-    """Add to each row how far its log's consumers lag; return what cannot be read."""
-    unreadable = []
+def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> dict[str, object]:
+    """Add to each row how far its log's consumers lag; return what cannot be read, by log."""
+    damage: dict[str, object] = {}
     found = measure_logs(store, [row["log"] for row in rows], None)
     for row in rows:
         pressure = found[row["log"]]
         if isinstance(pressure, LogError):
-            unreadable.append(f"{row['log']}: {pressure}")
+            damage[row["log"]] = pressure
             row |= {"lag": None, "consumer": None}
         else:
             row |= {"lag": pressure.unprocessed, "consumer": pressure.consumer}
-    return unreadable
+    return damage
 
 
 def _note_stores(store: ObjectStore, logs: Iterable[str]) -> None:
@@ -139,7 +136,12 @@ def _row(log: str, manifest: Manifest) -> dict[str, Any]:
         "log": log,
         "records": manifest.num_records,
         "bytes": manifest.num_bytes,
-        "fragments": _count_fragments(manifest),
+        # From pointers alone: under snapshots of snapshots, a compacted fragment counts as those it replaces.
+        "fragments": len(manifest.fragments)
+        + sum(
+            pointer.num_pointers if pointer.depth == 1 else pointer.last_seq_no - pointer.first_seq_no + 1
+            for pointer in manifest.snapshots
+        ),
         "first_offset": manifest.first.position.offset,
         "next_offset": manifest.next.position.offset,
         "sealed": manifest.seal is not None,
@@ -160,12 +162,4 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         count(row["next_offset"]),
         BEING_DESTROYED if row["destroying"] else "sealed" if row["sealed"] else "",
         *lag,
-    )
-
-
-def _count_fragments(manifest: Manifest) -> int:
-    """Count from pointers alone: under snapshots of snapshots, a compacted fragment counts as those it replaces."""
-    return len(manifest.fragments) + sum(
-        pointer.num_pointers if pointer.depth == 1 else pointer.last_seq_no - pointer.first_seq_no + 1
-        for pointer in manifest.snapshots
     )

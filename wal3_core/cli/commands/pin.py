@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.asking import confirm
-from wal3_core.cli.names import PIN, log_argument
-from wal3_core.cli.output import count, counted, print_json, second
-from wal3_core.cli.session import Commands, Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.output import confirm, count, counted, print_json, second, show, show_table
+from wal3_core.cli.shell.session import Commands, Session, session_and_json
+from wal3_core.cli.types import PIN, log_argument
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.pin_store import PinStore
@@ -41,8 +39,7 @@ def pin() -> None:
 @log_argument()
 @click.argument("name", type=PIN)
 @click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
-@json_option
-@pass_session
+@session_and_json
 def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool) -> None:
     """Pin what LOG holds now under NAME.
 
@@ -51,20 +48,17 @@ def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool
       wal3 pin create orders audit-2026 --reason "the audit of 2026"
     """
     made = PinStore(session.store(), log).create(name, reason=reason)
-    if as_json:
-        print_json(_row(name, made))
-        return
     manifest = made.manifest
-    click.echo(
+    said = (
         f"pinned {counted(manifest.num_records, 'record')} of {log} as {name}"
         f" (from offset {manifest.first.position.offset}, next {manifest.next.position.offset})"
     )
+    show(said, _row(name, made), as_json=as_json)
 
 
 @pin.command("list")
 @log_argument()
-@json_option
-@pass_session
+@session_and_json
 def list_pins(session: Session, log: str, as_json: bool) -> None:
     """List the pins of LOG, and what each keeps.
 
@@ -88,8 +82,7 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
 @log_argument()
 @click.argument("name", type=PIN)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@pass_session
+@session_and_json
 def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
     """Delete the pin NAME of LOG; what only it keeps can then be collected.
 
@@ -109,15 +102,11 @@ def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) 
         # A pin that cannot be read can still be deleted.
         missing = False
     if missing:
-        message = f"log {log}: expected a pin {name}, found none: `wal3 pin list {log}` lists them"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected a pin {name}, found none: `wal3 pin list {log}` lists them")
     if not yes:
         confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and let collections delete what only it keeps?")
     pins.delete(name)
-    if as_json:
-        print_json({"log": log, "pin": name, "deleted": True})
-    else:
-        click.echo(f"deleted {name}")
+    show(f"deleted {name}", {"log": log, "pin": name, "deleted": True}, as_json=as_json)
 
 
 def _row(name: str, found: Pin) -> dict[str, object]:

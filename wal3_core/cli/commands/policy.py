@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.failures import InvalidFailure
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import count, plain, print_json, size
-from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.times import Whole, WholeSeconds, duration_of
+from wal3_core.cli.shell.failures import InvalidFailure
+from wal3_core.cli.shell.output import count, plain, show, size
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.types import Whole, WholeSeconds, duration_of, log_argument
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.policy import (
@@ -142,9 +141,8 @@ def _flag_of(name: str) -> str:
     "Take appends of this view alone: others, as those of `wal3 append`, are refused.",
     "Take appends of all: the default.",
 )
-@json_option
-@pass_session
-def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str | bool | None) -> None:
+@session_and_json
+def policy(session: Session, /, log: str, *, as_json: bool, **given: int | str | bool | None) -> None:
     """Show or change the policy by which LOG is collected or compacted, and its limit of unprocessed records.
 
     A log is collected below its cursors. A log without cursors is not collected, unless its policy
@@ -164,7 +162,7 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
       wal3 policy carts --arrange-by-key --min-dirty-percent 10
       wal3 policy queues/mail --view queue
     """
-    changes = _changes(asked)
+    changes = _changes(given)
     store = session.store()
     LogReader.open(store, log)
     policies = PolicyStore(store, log)
@@ -175,12 +173,8 @@ def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str |
         advised = _options_for(str(error))
         if advised is None:
             raise
-        message = f"{error} ({advised})"
-        raise InvalidFailure(message) from error
-    if as_json:
-        print_json(policy_json(log, found))
-    else:
-        click.echo(plain(describe_policy(log, found)))
+        raise InvalidFailure(f"{error} ({advised})") from error
+    show(plain(describe_policy(log, found)), policy_json(log, found), as_json=as_json)
 
 
 def _check_queue(store: ObjectStore, log: str, changes: Mapping[str, Any]) -> None:
@@ -199,24 +193,10 @@ def _check_queue(store: ObjectStore, log: str, changes: Mapping[str, Any]) -> No
 
 def policy_json(log: str, found: Policy) -> dict[str, object]:
     """Show a log's policy for programs."""
-    return {
-        "log": log,
-        "retention_s": found.retention_s,
-        "without_cursors": found.without_cursors,
-        "percent_max": found.percent_max,
-        "unprocessed_max": found.unprocessed_max,
-        "cleanup": found.cleanup,
-        "min_compaction_lag_s": found.min_compaction_lag_s,
-        "max_compaction_lag_s": found.max_compaction_lag_s,
-        "delete_retention_s": found.delete_retention_s,
-        "min_dirty_percent": found.min_dirty_percent,
-        "compacted_fragment_bytes": found.compacted_fragment_bytes,
-        "receipt_retention_s": found.receipt_retention_s,
-        "arrange_by_key": found.arrange_by_key,
-        "view": found.view,
-        "writer": found.writer,
-        "generation": found.generation,
-    }
+    fields = asdict(found)
+    del fields["log_id"]
+    # Those last that say which version this is.
+    return {"log": log, **fields, "writer": fields.pop("writer"), "generation": fields.pop("generation")}
 
 
 def describe_policy(log: str, found: Policy) -> str:
@@ -261,22 +241,20 @@ def _compacted(found: Policy) -> list[str]:
     return [*parts, "appends need keys"]
 
 
-def _changes(asked: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
+def _changes(given: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
     """Return the values to be set, None for those to be removed."""
-    given = dict(asked)
-    if given.pop("keep_everything"):
-        if given["cleanup"] not in {None, Cleanup.NOTHING}:
-            message = f"give --keep-everything or --cleanup {given['cleanup']}, not both"
-            raise click.UsageError(message)
-        given["cleanup"] = Cleanup.NOTHING
+    options = dict(given)
+    if options.pop("keep_everything"):
+        if options["cleanup"] not in {None, Cleanup.NOTHING}:
+            raise click.UsageError(f"give --keep-everything or --cleanup {options['cleanup']}, not both")
+        options["cleanup"] = Cleanup.NOTHING
     changes: dict[str, Any] = {
-        name: value for name, value in given.items() if not name.startswith(_NO) and value is not None
+        name: value for name, value in options.items() if not name.startswith(_NO) and value is not None
     }
-    for name in (name.removeprefix(_NO) for name, flag in given.items() if name.startswith(_NO) and flag):
+    for name in (name.removeprefix(_NO) for name, flag in options.items() if name.startswith(_NO) and flag):
         if name in changes:
             option = name.replace("_", "-")
-            message = f"give --{option} or --no-{option.removesuffix('-s')}, not both"
-            raise click.UsageError(message)
+            raise click.UsageError(f"give --{option} or --no-{option.removesuffix('-s')}, not both")
         changes[name] = None
     return changes
 

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.asking import confirm
-from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, report, size, time
-from wal3_core.cli.queue_input import Enqueuing
-from wal3_core.cli.queue_letters import bury, dead, extend, kick, reclaim, release, repair, requeue
-from wal3_core.cli.queues import prefix_option, queue_argument, queues_options
-from wal3_core.cli.session import Commands, Session, json_option, lines_option, pass_session
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.times import Decimal, Duration, Time, Whole
-from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.views.queue import QueueDefinition
+from wal3_core.cli.queues import Enqueuing, leases_of, prefix_option, queue_argument, queues_options, stored
+from wal3_core.cli.shell.failures import Failure, InvalidFailure
+from wal3_core.cli.shell.output import (
+    confirm,
+    count,
+    counted,
+    plain,
+    print_json,
+    quiet_pipe,
+    report,
+    show,
+    show_table,
+    size,
+    time,
+)
+from wal3_core.cli.shell.session import Commands, Session, json_option, lines_option, session_and_json
+from wal3_core.cli.types import Decimal, Duration, Time, Whole, check_alone
+from wal3_core.errors import CorruptError, InvalidRequestError, LogError, StaleTokenError
+from wal3_core.queue_server.wire import utf8
+from wal3_core.runtime.extras import missing
+from wal3_core.views.queue import Bury, Extend, QueueDefinition, Requeue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
 
     from wal3_core.cli.queues import Queues
-    from wal3_core.queue_server.item_json import Json
+    from wal3_core.queue_server.client import OfLease
+    from wal3_core.queue_server.wire import Json
+
+    F = TypeVar("F", bound=Callable[..., object])
 
 _DEFAULTS = QueueDefinition()
 _COUNT_MAX = 2**31 - 1
-_ITEMS_MAX = 1000
+_ITEMS_MAX, _KICKED_MAX = 1000, 10_000
+_SHOWN_MAX = 20
 _WAIT_S_MAX = 365 * 24 * 60 * 60
 _PORT, _PORT_MAX = 8790, 65_535
 _NONE = "no queues: `wal3 queue create QUEUE` creates one"
@@ -54,10 +69,6 @@ def queue() -> None:
     """
 
 
-for _command in (release, requeue, extend, bury, reclaim, dead, kick, repair):
-    queue.add_command(_command)
-
-
 @queue.command("create")
 @queue_argument()
 @click.option(
@@ -80,10 +91,8 @@ def create_queue(queues: Queues, *, name: str, as_json: bool, lease_s: float, **
     """
     definition = QueueDefinition(lease_s=lease_s, **limits)
     queues.create(name, definition)
-    if as_json:
-        print_json({"queue": name, "created": True, "definition": definition.to_json()})
-    else:
-        click.echo(f"created {name}")
+    document = {"queue": name, "created": True, "definition": definition.to_json()}
+    show(f"created {name}", document, as_json=as_json)
 
 
 @queue.command("list")
@@ -99,10 +108,7 @@ def list_queues(queues: Queues, *, as_json: bool) -> None:
     """
     names = queues.names()
     for name in names:
-        if as_json:
-            print_json({"queue": name})
-        else:
-            click.echo(plain(name))
+        show(plain(name), {"queue": name}, as_json=as_json)
     if not names and not as_json:
         click.echo(_NONE)
 
@@ -132,11 +138,8 @@ def enqueue(queues: Queues, *, name: str, value: str | None, raw: bool, as_json:
     """
     key = fields.pop("dedupe_key")
     if value is None and key is not None:
-        message = "--dedupe-key: expected VALUE beside it; a line has a key of its own"
-        raise click.UsageError(message)
-    if fields["delay_s"] is not None and fields["deadline_us"] is not None:
-        message = "--delay and --deadline: give only one of them"
-        raise click.UsageError(message)
+        raise click.UsageError("--dedupe-key: expected VALUE beside it; a line has a key of its own")
+    check_alone("--delay", "--deadline", fields["delay_s"], fields["deadline_us"])
     given = {field: each for field, each in fields.items() if each is not None}
     enqueuing = Enqueuing(queues, name, given)
     if value is not None:
@@ -210,8 +213,7 @@ def stats(queues: Queues, *, names: tuple[str, ...], as_json: bool) -> None:
     if len(unread) == 1:
         raise unread[0]
     if unread:
-        message = f"expected to read each queue, found {len(unread):,} that cannot be, the first one: {unread[0]}"
-        raise Failure(message)
+        raise Failure(f"expected to read each queue, found {len(unread):,} that cannot be, the first one: {unread[0]}")
 
 
 def _show_stats(found: Mapping[str, Json]) -> None:
@@ -286,10 +288,8 @@ def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool,
         if not yes:
             confirm(f"queue {name}", f"Remove {counted(items, 'item')} of {name} for good?")
         items = queues.purge(name, **states, dry_run=False)
-    if as_json:
-        print_json({"queue": name, "items": items, "dry_run": dry_run})
-    else:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {counted(items, 'item')} of {name}")
+    said = f"{'would remove' if dry_run else 'removed'} {counted(items, 'item')} of {name}"
+    show(said, {"queue": name, "items": items, "dry_run": dry_run}, as_json=as_json)
 
 
 @queue.command("serve")
@@ -304,8 +304,7 @@ def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool,
 @click.option("--body-bytes-max", type=Whole(1), default=2**24, show_default=True, help="Of a request.")
 @click.option("--requests-max", type=Whole(1), default=2000, show_default=True, help="At a time.")
 @click.option("--waiting-max", type=Whole(0), default=2000, show_default=True, help="Calls that wait, beside.")
-@json_option
-@pass_session
+@session_and_json
 def serve(  # noqa: PLR0913 - its options
     session: Session,
     *,
@@ -314,11 +313,8 @@ def serve(  # noqa: PLR0913 - its options
     port: int,
     tokens_file: Path | None,
     insecure: bool,
-    requests_per_s: float,
-    body_bytes_max: int,
-    requests_max: int,
-    waiting_max: int,
     as_json: bool,
+    **limits: Any,  # noqa: ANN401 - those of QueueServerOptions
 ) -> None:
     """Serve the store's queues over HTTP, until Ctrl-C or SIGTERM; URL/docs describes the requests.
 
@@ -330,20 +326,299 @@ def serve(  # noqa: PLR0913 - its options
       wal3 queue serve
       wal3 queue serve --host 0.0.0.0 --tokens-file /etc/wal3/tokens
     """
-    from wal3_core.cli.queue_serving import serve_queues  # noqa: PLC0415 - its packages are an extra
-
-    limits = {
-        "requests_per_s": requests_per_s,
-        "body_bytes_max": body_bytes_max,
-        "requests_max": requests_max,
-        "waiting_max": waiting_max,
-    }
+    try:
+        from wal3_core.queue_server.service import QueueServerOptions  # noqa: PLC0415 - its packages are an extra
+        from wal3_core.queue_server.serving import serve as serve_queues  # noqa: PLC0415 - the same
+    except ModuleNotFoundError as error:
+        if error.name not in {"fastapi", "pydantic", "starlette", "uvicorn"}:
+            raise
+        raise InvalidFailure(f"queue server: {missing(error.name, 'queue')}") from error
     serve_queues(
         session.store(),
         prefix,
-        address=(host, port),
+        (host, port),
+        options=QueueServerOptions(**limits),
         tokens_file=tokens_file,
         insecure=insecure,
-        limits=limits,
-        ready=lambda url: print_json({"url": url}) if as_json else click.echo(url),
+        ready=lambda url: show(url, {"url": url}, as_json=as_json),
     )
+
+
+# ---------------------------------------------------------------------- leases and dead letters
+
+
+def _lease_arguments(command: F) -> F:
+    """Add the arguments ID and TOKEN, of which there are both or neither."""
+    token = click.argument("token", metavar="TOKEN]", required=False)
+    return click.argument("item", metavar="[ID", type=Whole(), required=False)(token(command))
+
+
+def _leases(item: int | None, token: str | None) -> list[tuple[int, str]]:
+    """Return the lease that was named, or those on standard input."""
+    if item is not None and token is None:
+        raise click.UsageError("expected ID and TOKEN, or neither, found ID alone")
+    return [(item, token)] if item is not None and token is not None else leases_of(sys.stdin)
+
+
+@queue.command("release")
+@queue_argument()
+@_lease_arguments
+@json_option
+@queues_options
+def release(queues: Queues, *, name: str, item: int | None, token: str | None, as_json: bool) -> None:
+    """Remove the leased item ID from QUEUE; without ID, those on standard input: lines as `dequeue` prints them.
+
+    All of them or none; none if the lease of one has ended. Without --server, this fences the queue's broker
+    (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue release jobs 17 8f14e45fceea167a
+      wal3 queue release jobs < items
+    """
+    leases = _leases(item, token)
+    if leases:
+        queues.release_many(name, leases)
+    said = f"released {counted(len(leases), 'item')} of {name}"
+    show(said, {"queue": name, "released": len(leases)}, as_json=as_json)
+
+
+@queue.command("requeue")
+@queue_argument()
+@_lease_arguments
+@click.option("--delay", "delay_s", type=Duration(), metavar="DURATION", help="Due so long from now.")
+@click.option("--deadline", "deadline_us", type=Time(), metavar="T", help="Due at T; without it and --delay: now.")
+@click.option("--value", help="What the item holds from now on; only beside ID.")
+@json_option
+@queues_options
+def requeue(  # noqa: PLR0913 - its options
+    queues: Queues,
+    *,
+    name: str,
+    item: int | None,
+    token: str | None,
+    delay_s: float | None,
+    deadline_us: int | None,
+    value: str | None,
+    as_json: bool,
+) -> None:
+    """Put the leased item ID of QUEUE back; without ID, those on standard input: lines as `dequeue` prints them.
+
+    An item that was handed out as often as QUEUE allows goes to the dead letters instead. Items whose leases
+    have ended are named, and left alone (exit code 1). Without --server, this fences the queue's broker
+    (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue requeue jobs 17 8f14e45fceea167a --delay 10m
+      wal3 queue requeue jobs < items
+    """
+    check_alone("--delay", "--deadline", delay_s, deadline_us)
+    if value is not None and item is None:
+        raise click.UsageError("--value: expected ID and TOKEN beside it")
+    new = None if value is None else utf8(value, "--value")
+    done = _LeaseChanges(queues, name, "requeued")
+    done.run([Requeue(*lease, deadline_us, delay_s, new) for lease in _leases(item, token)])
+    done.report(as_json=as_json)
+
+
+@queue.command("extend")
+@queue_argument()
+@_lease_arguments
+@click.option(
+    "--lease", "lease_s", type=Duration(0.001), metavar="DURATION", required=True, help="It ends so long from now."
+)
+@json_option
+@queues_options
+def extend(queues: Queues, *, name: str, item: int | None, token: str | None, lease_s: float, as_json: bool) -> None:
+    """Let the lease of item ID of QUEUE end later, or sooner; without ID, those of the items on standard input.
+
+    Lines are as `dequeue` prints them. Items whose leases have ended are named, and left alone (exit code 1).
+    Without --server, this fences the queue's broker (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue extend jobs 17 8f14e45fceea167a --lease 10m
+      wal3 queue extend jobs --lease 10m < items
+    """
+    done = _LeaseChanges(queues, name, "extended")
+    answers = done.run([Extend(*lease, lease_s) for lease in _leases(item, token)])
+    until_us = min((int(answer["lease_until_us"]) for answer in answers), default=None)
+    done.report(as_json=as_json, lease_until_us=until_us)
+
+
+@queue.command("bury")
+@queue_argument()
+@_lease_arguments
+@json_option
+@queues_options
+def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_json: bool) -> None:
+    """Put the leased item ID of QUEUE among the dead letters; without ID, those on standard input.
+
+    Lines are as `dequeue` prints them. Items whose leases have ended are named, and left alone (exit code 1).
+    Without --server, this fences the queue's broker (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue bury jobs 17 8f14e45fceea167a
+      wal3 queue bury jobs < items
+    """
+    done = _LeaseChanges(queues, name, "buried")
+    done.run([Bury(*lease) for lease in _leases(item, token)])
+    done.report(as_json=as_json)
+
+
+@queue.command("reclaim")
+@queue_argument()
+@click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
+@json_option
+@queues_options
+def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -> None:
+    """Put the leased items with these IDs of QUEUE back, due now, though their workers have them: all or none.
+
+    For items whose workers are gone: their tokens are refused from then on. Items that were handed out as often
+    as QUEUE allows go to the dead letters. Without --server, this fences the queue's broker (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue reclaim jobs 17 23
+    """
+    found = queues.reclaim(name, ids)
+    if as_json:
+        print_json({"queue": name, "items": found})
+        return
+    buried = [int(str(each["id"])) for each in found if each["dead"]]
+    click.echo(f"reclaimed {counted(len(found), 'item')} of {name}")
+    if buried:
+        click.echo(f"buried {counted(len(buried), 'item')} of them{_listed(buried)}")
+
+
+@queue.command("repair")
+@queue_argument()
+@click.option(
+    "--without-damaged", is_flag=True, help="Let QUEUE go on, for good, without what damaged fragments of its log hold."
+)
+@json_option
+@queues_options
+def repair(queues: Queues, *, name: str, without_damaged: bool, as_json: bool) -> None:
+    """Set QUEUE's time back to the wall clock's, if it is ahead, as after a clock that was wrong by years.
+
+    All leases end then, and items that are due too late by the later time get other deadlines. Damaged fragments
+    of its log are better repaired from a copy first (`wal3 repair`). This fences the queue's broker
+    (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue repair jobs
+      wal3 queue repair jobs --without-damaged
+    """
+    found = stored(queues).repair(name, without_damaged=without_damaged)
+    if as_json:
+        print_json({"queue": name, **found})
+        return
+    retimed, damaged = int(str(found["retimed"])), int(str(found["damaged"]))
+    click.echo(f"repaired {name}: {counted(retimed, 'item')} with another time")
+    if damaged:
+        done = "goes on without them" if without_damaged else "lacks what they hold until they are repaired"
+        click.echo(f"{counted(damaged, 'damaged fragment')}: {name} {done}")
+
+
+@queue.command("dead")
+@queue_argument()
+@click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=100, help="At most so many; 100.")
+@click.option("--after", type=Whole(), default=0, metavar="ID", help="Only those with ids above ID.")
+@lines_option
+@queues_options
+def dead(queues: Queues, *, name: str, wanted: int, after: int) -> None:
+    """Print the dead letters of QUEUE by rising ids, each as a line of JSON, as `peek` does. Fences no process.
+
+    Items go there after too many deliveries (`wal3 queue create --max-deliveries`), or by `wal3 queue bury`;
+    `wal3 queue kick` brings them back, `wal3 queue purge --dead --no-pending` removes them.
+
+    \b
+    Examples:
+      wal3 queue dead jobs | jq -r .text
+      wal3 queue dead jobs -n 1000 --after 1000
+    """
+    with quiet_pipe():
+        for item in queues.dead(name, wanted, after=after):
+            print_json(item)
+
+
+@queue.command("kick")
+@queue_argument()
+@click.argument("ids", metavar="[ID]...", type=Whole(), nargs=-1)
+@click.option("-n", "--count", "wanted", type=Whole(1, _KICKED_MAX), help="At most so many; 1.")
+@json_option
+@queues_options
+def kick(queues: Queues, *, name: str, ids: tuple[int, ...], wanted: int | None, as_json: bool) -> None:
+    """Make dead letters of QUEUE pending, due now: those with these IDs, or the COUNT that were buried first.
+
+    They count as not handed out yet. With IDs, all of them or none. Without --server, this fences the queue's
+    broker (`wal3 queue --help`).
+
+    \b
+    Examples:
+      wal3 queue kick jobs 17 23
+      wal3 queue kick jobs -n 10000
+    """
+    if ids and wanted is not None:
+        raise click.UsageError("--count: expected no ID beside it")
+    kicked = queues.kick(name, wanted or 1, ids or None)
+    said = f"kicked {counted(len(kicked), 'item')} of {name}{_listed(kicked)}"
+    show(said, {"queue": name, "ids": kicked}, as_json=as_json)
+
+
+def _listed(ids: Sequence[int]) -> str:
+    """Show ids, unless there are many."""
+    if not ids:
+        return ""
+    more = f" and {len(ids) - _SHOWN_MAX:,} more" if len(ids) > _SHOWN_MAX else ""
+    return f": {', '.join(map(str, ids[:_SHOWN_MAX]))}{more}"
+
+
+class _LeaseChanges:
+    """What was done with each of several leased items; ``word`` says what."""
+
+    def __init__(self, queues: Queues, name: str, word: str) -> None:
+        self._queues = queues
+        self._name = name
+        self._word = word
+        self._num_items = 0
+        self._ended: list[int] = []
+
+    @property
+    def _summary(self) -> str:
+        return f"{self._word} {counted(self._num_items, 'item')} of {self._name}"
+
+    def run(self, operations: Sequence[OfLease]) -> list[Json]:
+        """Do each; return the answers of those that were done. A Failure says for how many there is none."""
+        if not operations:
+            return []
+        answers: list[Json] = []
+        first: tuple[int, LogError] | None = None
+        for operation, answer in zip(operations, self._queues.change(self._name, operations), strict=False):
+            if isinstance(answer, StaleTokenError):
+                self._ended.append(operation.id)
+            elif isinstance(answer, LogError):
+                first = first or (operation.id, answer)
+            else:
+                answers.append(answer)
+                self._num_items += 1
+        if first is not None:
+            item_id, error = first
+            left = len(operations) - self._num_items - len(self._ended)
+            kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
+            message = f"{self._summary}; {counted(left, 'item')} not, or not for certain: item {item_id}: {error}"
+            raise kind(message) from error
+        return answers
+
+    def report(self, *, as_json: bool, **more: object) -> None:
+        """Print it; Failure when the leases of some had ended."""
+        until_us = more.get("lease_until_us")
+        said = f"{self._summary}{f' to {time(until_us)}' if isinstance(until_us, int) else ''}"
+        document = {"queue": self._name, self._word: self._num_items, "ended": self._ended, **more}
+        show(said, document, as_json=as_json)
+        if self._ended:
+            message = f"expected leases that go on, found {len(self._ended):,} that had ended{_listed(self._ended)}"
+            raise Failure(message)

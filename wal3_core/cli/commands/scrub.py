@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.failures import EXIT_UNSOUND, explain, section_of
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, plain, print_json, progress, size
-from wal3_core.cli.session import Session, json_option
-from wal3_core.cli.tables import show_table
-from wal3_core.cli.targets import NO_LOGS, logs_of
-from wal3_core.cli.times import Whole
+from wal3_core.cli.shell.failures import exit_unless, explain, section_of
+from wal3_core.cli.shell.output import console, count, plain, print_json, progress, show_table, size
+from wal3_core.cli.shell.session import Session, session_and_json
+from wal3_core.cli.shell.stores import NO_LOGS, named_logs
+from wal3_core.cli.types import Whole, log_argument
 from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
@@ -22,7 +20,7 @@ from wal3_core.log.read.scrub_report import place_of_object
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -33,15 +31,14 @@ _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 
 @click.command()
 @log_argument("logs", many=True)
-@click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
+@click.option("--all", "all_logs", is_flag=True, help="Scrub every log of the store.")
 @click.option("--from-offset", metavar="N", type=Whole(min=1), help="Begin with the fragment that holds N.")
 @click.option("--bytes", "num_bytes", metavar="N", type=Whole(min=1), help="Stop after N bytes of fragments.")
-@json_option
-@click.pass_context
+@session_and_json
 def scrub(
-    context: click.Context,
+    session: Session,
     logs: tuple[str, ...],
-    every: bool,
+    all_logs: bool,
     from_offset: int | None,
     num_bytes: int | None,
     as_json: bool,
@@ -62,16 +59,10 @@ def scrub(
       wal3 scrub orders --bytes 10000000000 --from-offset 250001
       wal3 scrub --all --json | jq -c 'select(.sound | not) | .problems[]'
     """
-    if bool(logs) == every:
-        message = "name the logs to scrub, or give --all"
-        raise click.UsageError(message)
     if from_offset is not None and len(logs) != 1:
-        message = "--from-offset: name one log"
-        raise click.UsageError(message)
-    session = context.find_object(Session)
-    assert session is not None
+        raise click.UsageError("--from-offset: name one log")
     store = session.store()
-    named = tuple(logs_of(store)) if every else logs
+    named = named_logs(store, logs, all_logs=all_logs, verb="scrub")
     reports = []
     limits = Limits(num_bytes=num_bytes)
     for report in _scrubbed(store, named, from_offset, limits):
@@ -80,11 +71,10 @@ def scrub(
             print_json(report.to_json())
     if not as_json:
         _show_scrubs(store, reports) if reports else click.echo(NO_LOGS)
-    if not all(report.sound for report in reports):
-        context.exit(EXIT_UNSOUND)
+    exit_unless(all(report.sound for report in reports))
 
 
-def _scrubbed(store: ObjectStore, logs: tuple[str, ...], start: int | None, limits: Limits) -> Iterator[ScrubReport]:
+def _scrubbed(store: ObjectStore, logs: Sequence[str], start: int | None, limits: Limits) -> Iterator[ScrubReport]:
     for number, log in enumerate(logs, start=1):
         with progress(f"scrub {log} ({number} of {len(logs)})", None) as advance:
             try:
@@ -93,20 +83,16 @@ def _scrubbed(store: ObjectStore, logs: tuple[str, ...], start: int | None, limi
                 if len(logs) == 1:
                     raise
                 # A log that cannot be read must not hide what is wrong with the others.
-                report = _unread(log, error)
+                report = ScrubReport(
+                    log=log,
+                    setsum="",
+                    num_records=0,
+                    num_bytes=0,
+                    num_fragments=0,
+                    num_snapshots=0,
+                    problems=(Problem("", f"not read to the end: {explain(error)}"),),
+                )
         yield report
-
-
-def _unread(log: str, error: LogError) -> ScrubReport:
-    return ScrubReport(
-        log=log,
-        setsum="",
-        num_records=0,
-        num_bytes=0,
-        num_fragments=0,
-        num_snapshots=0,
-        problems=(Problem("", f"not read to the end: {explain(error)}"),),
-    )
 
 
 def _show_scrubs(store: ObjectStore, reports: list[ScrubReport]) -> None:

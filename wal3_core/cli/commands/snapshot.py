@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.names import log_argument
-from wal3_core.cli.output import console, count, counted, print_json, progress, size, table
-from wal3_core.cli.session import Commands, Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
+from wal3_core.cli.shell.output import count, counted, print_json, progress, show, show_facts, show_table, size
+from wal3_core.cli.shell.session import Commands, Session, session_and_json
+from wal3_core.cli.types import log_argument
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ def snapshot() -> None:
 @snapshot.command("show")
 @log_argument()
 @click.option("--full", is_flag=True, help="Count exactly; reads every snapshot of snapshots.")
-@json_option
-@pass_session
+@session_and_json
 def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show the shape of LOG's tree: how many snapshots, how full, and how many more than needed.
 
@@ -56,15 +54,14 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
     shape = SnapshotCompactor(session.store(), log).shape(exact=full)
     if as_json:
         print_json({"log": log, **shape.to_json()})
-        return
-    _show(log, shape)
+    else:
+        _show(log, shape)
 
 
 @snapshot.command("compact")
 @log_argument()
 @click.option("--dry-run", is_flag=True, help="Show what would be repacked, and why; change nothing.")
-@json_option
-@pass_session
+@session_and_json
 def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) -> None:
     """Repack LOG's tree of snapshots where it is lopsided; appends and reads continue meanwhile.
 
@@ -87,10 +84,8 @@ def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) 
         return
     with progress(f"compact the snapshots of {log}", None) as advance:
         done = compactor.compact(advance)
-    if as_json:
-        print_json(done.to_json())
-    else:
-        _show_done(done)
+    what = "; ".join(_described(done)) if done.num_steps else "nothing to pack"
+    show(f"{done.log}: {what}", done.to_json(), as_json=as_json)
 
 
 def _show(log: str, shape: Shape) -> None:
@@ -101,9 +96,7 @@ def _show(log: str, shape: Shape) -> None:
         ("manifest", f"{size(shape.manifest_bytes)}, {counted(shape.root_pointers, 'pointer')}"),
         ("shape", "lopsided: `wal3 snapshot compact` repacks it" if shape.needs_compaction else "good"),
     ]
-    shown = table(("", ""), facts)
-    shown.show_header = False
-    console().print(shown)
+    show_facts(facts)
     rows = [_level_cells(level) for level in shape.levels]
     show_table(_LEVEL_COLUMNS, rows, numbers=_LEVEL_COLUMNS[1:])
 
@@ -128,13 +121,6 @@ def _show_plan(plan: SnapshotPlan) -> None:
         return
     rows = [(f.reason, f.where, count(f.num_nodes), count(f.num_pointers)) for f in plan.findings]
     show_table(_FINDING_COLUMNS, rows, numbers=_FINDING_COLUMNS[2:], texts=("where",))
-
-
-def _show_done(done: SnapshotCompactionReport) -> None:
-    if not done.num_steps:
-        click.echo(f"{done.log}: nothing to pack")
-        return
-    click.echo(f"{done.log}: {'; '.join(_described(done))}")
 
 
 def _described(done: SnapshotCompactionReport) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from wal3_core.hashing.calling import NO_COLUMN, Binary, Columns
+from wal3_core.hashing.calling import NO_COLUMN, Binary, RecordColumns
 from wal3_core.hashing.lanes import LANES
 from wal3_core.model.setsum import COLUMNS, Setsum
 
@@ -35,14 +35,14 @@ def lanes_setsums(table: pa.Table, begins: Sequence[int]) -> list[Setsum] | None
     return [Setsum.of_column_sums(each) for each in sums.tolist()]
 
 
-def _columns_of(batch: pa.RecordBatch) -> Columns | None:
+def _columns_of(batch: pa.RecordBatch) -> RecordColumns | None:
     """Return the columns of records; None if one is of a type, or has a null, that no fragment's has."""
     named = dict(zip(batch.schema.names, batch.columns, strict=True))
     offsets, timestamps_us = _numbers(named["offset"]), _numbers(named["timestamp_us"])
     keys, bodies = _binary(named.get("key")), _binary(named["body"])
     if offsets is None or timestamps_us is None or keys is None or bodies is None:
         return None
-    return Columns(len(batch), offsets, timestamps_us, keys, bodies)
+    return RecordColumns(len(batch), offsets, timestamps_us, keys, bodies)
 
 
 def _numbers(column: pa.Array) -> int | None:

@@ -18,19 +18,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, TYPE_CHECKING
 
-from wal3_core.errors import AppendError, InvalidRequestError
-from wal3_core.model.record import Message
-from wal3_core.options import Limits
+from wal3_core import AppendError, InvalidRequestError, Limits, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
-    from wal3_core.log.read.reader import LogReader
-    from wal3_core.log.write.writer import LogWriter
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.record import Record
+    from wal3_core import LogPosition, LogReader, LogWriter, Record
 
 _READ_BYTES = 2**20
 # This many requests of 65 bytes fit into a pipe of 64 KiB: writing them never waits for a reader.

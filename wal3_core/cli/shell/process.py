@@ -1,4 +1,7 @@
-"""Ctrl-C at any moment: one line and exit code 130, and no traceback.
+"""The command's process: its standard streams as they are given, and Ctrl-C at any moment.
+
+A stream may be closed, as by a daemon or ``2>&-``, or of an encoding that lacks characters. Ctrl-C is one line and exit
+code 130, and no traceback.
 
 While a command runs, it is a KeyboardInterrupt, so that the command can clean up and report. Before and after, and
 when the command does not take it within a second (a request to a silent store cannot be interrupted), the process
@@ -10,6 +13,7 @@ program; a background one is ended by SIGTERM.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -20,10 +24,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+_STANDARD = 3
 _EXIT_INTERRUPTED = 130
 TAKEN_S_MAX = 1.0
 _SHOW_CURSOR = b"\x1b[?25h"
 _taken: list[int] = []
+
+
+def replace_closed() -> bool:
+    """Discard what goes to a stream that was closed; return whether stdout was.
+
+    Else the next files that are opened take their numbers, and what is written to stderr by number lies in one of them.
+    """
+    opened = -1
+    while opened < _STANDARD:
+        opened = os.open(os.devnull, os.O_RDWR)
+        os.set_inheritable(opened, opened < _STANDARD)
+    os.close(opened)
+    closed = sys.stdout is None
+    # A closed stdin stays None: commands that read it refuse that.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    return closed
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """Let a stream of another encoding than UTF-8 (a console, a locale) escape the characters that it lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not has_all(stream.encoding):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def has_all(encoding: str | None) -> bool:
+    """Return whether an encoding has all characters."""
+    return (encoding or "utf-8").lower().startswith("utf")
 
 
 def leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Whether the named place is a store: a mistyped one must not look like a store without logs."""
+"""Which store is named, and whether it is one: a mistyped place must not look like a store without logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlencode, urlsplit
+
+import click
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
@@ -16,14 +18,33 @@ from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
 from wal3_core.storage.patient import patient
+from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
-    from wal3_core.cli.session import Session
+    from collections.abc import Callable, Sequence
+
     from wal3_core.storage.object_store import ObjectStore
 
 NO_LOGS = "no logs: `wal3 init LOG` creates one"
 _OBJECTS_LOOKED_AT_MAX = 1000
+_REMOTE = frozenset({"s3", "gs", "az"})
 _ADVICE = "correct --store or WAL3_STORE; `wal3 init LOG` begins a store there"
+
+
+def whole_url(url: str, *, timeout_s: float | None = None) -> str:
+    """Return the URL of a store; a path that starts with ``/`` or ``.`` is a local directory.
+
+    ``timeout_s`` is added to the URL of a remote store; a directory takes no timeout.
+    """
+    if url.startswith(("/", ".")):
+        url = Path(url).resolve().as_uri()
+    parts = split_store_url(url)
+    if parts.scheme == "file":
+        check_directory(Path(os.fsdecode(unquote_to_bytes(parts.path))))
+    if timeout_s is not None and parts.scheme in _REMOTE:
+        options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
+        url = parts._replace(query=urlencode(options, safe=":/")).geturl()
+    return url
 
 
 def check_directory(path: Path) -> None:
@@ -33,6 +54,13 @@ def check_directory(path: Path) -> None:
     if taken is not None and os.access(taken, os.F_OK) and not taken.is_dir():
         message = f"store {path}: expected a directory, found that {taken} is a file: correct --store or WAL3_STORE"
         raise InvalidRequestError(message)
+
+
+def named_logs(store: ObjectStore, logs: Sequence[str], *, all_logs: bool, verb: str) -> Sequence[str]:
+    """Return the logs that a command is for, those named or --all; UsageError when neither or both are given."""
+    if bool(logs) == all_logs:
+        raise click.UsageError(f"name the logs to {verb}, or give --all")
+    return logs_of(store) if all_logs else logs
 
 
 def logs_of(store: ObjectStore, prefix: str = "") -> list[str]:
@@ -65,8 +93,7 @@ def check_store(store: ObjectStore) -> None:
         if meta.path == STORE_IDENTITY or meta.path.endswith(f"/{MANIFEST}"):
             return
         found = f"other objects, like {meta.path!r}"
-    message = f"store {store.url}: expected a store, found {found}: {_ADVICE}"
-    raise InvalidRequestError(message)
+    raise InvalidRequestError(f"store {store.url}: expected a store, found {found}: {_ADVICE}")
 
 
 def similar_logs(store: ObjectStore, log: str) -> str:
@@ -83,12 +110,15 @@ def similar_logs(store: ObjectStore, log: str) -> str:
     return ""
 
 
-def of_target(error: LogError, session: Session | None, log: str | None) -> LogError:
-    """Return the error to report: for a log that was not found, also that there is no store, or similar names."""
-    if not isinstance(error, LogNotFoundError) or session is None or session.url is None:
+def of_target(error: LogError, opened: Callable[[], ObjectStore] | None, log: str | None) -> LogError:
+    """Return the error to report: for a log that was not found, also that there is no store, or similar names.
+
+    ``opened`` opens the named store, if one was named.
+    """
+    if not isinstance(error, LogNotFoundError) or opened is None:
         return error
     try:
-        store = session.store()
+        store = opened()
         check_store(store)
     except InvalidRequestError:
         found = "found none, and no store (if one is expected, correct --store or WAL3_STORE)"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import select
+import signal
 import sys
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from wal3_core.cli.stopping import PAUSE_S
+from wal3_core.cli.shell.failures import Failure, InterruptedFailure, TerminatedFailure
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, check_message
 from wal3_core.options import WriterOptions
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from wal3_core.model.record import Record
 
     JsonPairs = Sequence[tuple[str, object]]
+    from concurrent.futures import Future
+    from types import FrameType, TracebackType
 
 _CHUNK_BYTES = 2**20
 _RECORD_BYTES_MAX = WriterOptions().record_bytes_max
@@ -108,8 +112,7 @@ def message_of_json(line: bytes) -> Message | None:
     try:
         fields = _DECODER.decode(line.decode())
     except (ValueError, RecursionError) as error:
-        message = f"expected a JSON object, found {_shown(line)} ({error}): {_AS_IT_IS}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"expected a JSON object, found {_shown(line)} ({error}): {_AS_IT_IS}") from error
     if not isinstance(fields, dict):
         message = f'expected a JSON object like {{"key": "k", "body": "b"}}, found {_shown(line)}: {_AS_IT_IS}'
         raise InvalidRequestError(message)
@@ -119,8 +122,7 @@ def message_of_json(line: bytes) -> Message | None:
         raise InvalidRequestError(message)
     if fields.keys().isdisjoint(_BODIES):
         # A missing body is more likely an oversight than a deletion.
-        message = f"expected a body (null for a tombstone), found none in {_shown(line)}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"expected a body (null for a tombstone), found none in {_shown(line)}")
     record = Message(_bytes(fields, "body"), _bytes(fields, "key"))
     check_message(record, record_bytes_max=_RECORD_BYTES_MAX)
     return record
@@ -129,14 +131,12 @@ def message_of_json(line: bytes) -> Message | None:
 def _bytes(fields: dict[str, object], name: str) -> bytes | None:
     text, encoded = fields.get(name), fields.get(f"{name}_b64")
     if text is not None and encoded is not None:
-        message = f"expected {name} or {name}_b64, found both"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"expected {name} or {name}_b64, found both")
     value = text if encoded is None else encoded
     if value is None:
         return None
     if not isinstance(value, str):
-        message = f"{name}: expected a string or null, found {json.dumps(value)[:40]}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{name}: expected a string or null, found {json.dumps(value)[:40]}")
     try:
         return value.encode() if encoded is None else base64.b64decode(value, validate=True)
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
@@ -166,8 +166,7 @@ def _put(fields: dict[str, object], name: str, value: bytes) -> None:
 def _object_of_pairs(pairs: JsonPairs) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        message = "a field occurs twice"
-        raise ValueError(message)
+        raise ValueError("a field occurs twice")
     return fields
 
 
@@ -177,3 +176,58 @@ def _shown(line: bytes) -> str:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+PAUSE_S = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Records both signals within a ``with`` block; a signal that the parent process ignores stays ignored."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, object] = {}
+        self._received: list[int] = []
+
+    def __enter__(self) -> Self:
+        # Only the main thread can install signal handlers.
+        with contextlib.suppress(ValueError):
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was returned
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        self._received.append(number)
+
+    @property
+    def stop(self) -> bool:
+        """Whether a signal asks the command to end."""
+        return bool(self._received)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a second signal asks it to end without waiting."""
+        return len(self._received) > 1
+
+    def wait(self, future: Future[Any]) -> bool:
+        """Wait until a future has its outcome; False when a second signal ends the wait."""
+        while not future.done():
+            if self.at_once:
+                return False
+            with contextlib.suppress(TimeoutError):
+                future.exception(PAUSE_S)
+        return True
+
+    @property
+    def failure(self) -> Failure:
+        """The failure for the signal that came first."""
+        if self._received[:1] == [signal.SIGTERM]:
+            return TerminatedFailure("terminated")
+        return InterruptedFailure("interrupted")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from examples.git_history.history import ingest, replay
 from tests.compacted_logs import compact
 from wal3_core.errors import ConditionNotMetError, InvalidRequestError
 from wal3_core.log.collect.collection import collect
@@ -18,7 +20,7 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
 from wal3_core.options import CollectorOptions, WriterOptions
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.views.git_history import ingest, replay
+from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -354,3 +356,36 @@ def test_file_beyond_the_record_limit_is_named(memory_store: MemoryStore, reposi
         pytest.raises(InvalidRequestError, match=r"'large\.bin'"),
     ):
         ingest(repository.path, writer)
+
+
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "examples.git_history", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.mark.slow
+def test_program_appends_a_history_once_and_names_submodules(tmp_path: Path, local_url: str) -> None:
+    repository = Repository(tmp_path / "repo")
+    repository.write("file", b"hello")
+    repository.commit()
+    head = repository.git("rev-parse", "HEAD").decode().strip()
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{head},module")
+    repository.git("commit", "--quiet", "--message", "2")
+
+    first, second = (run_example(str(repository.path), local_url, "events") for _ in range(2))
+
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert first.stdout.startswith("1 records, 9 bytes, of 2 commits up to ")
+    assert first.stderr == "skipped the submodule 'module'\n"
+    assert second.stdout.endswith("already there: 1 records\n")
+    records = list(LogReader.open(open_store(local_url), "events").records())
+    assert [(record.key, record.body) for record in records] == [(b"file", b"hello")]
+
+
+@pytest.mark.slow
+def test_program_refuses_a_folder_without_a_repository_before_it_creates_a_log(tmp_path: Path, local_url: str) -> None:
+    done = run_example(str(tmp_path), local_url, "events")
+
+    assert done.returncode == 2
+    assert "not a git repository" in done.stderr
+    assert list(open_store(local_url).list_objects("")) == []

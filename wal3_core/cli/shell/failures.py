@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,6 +23,9 @@ from wal3_core.errors import (
     ViewRequiredError,
 )
 from wal3_core.model.paths import CURSOR_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # What the library's messages advise a program, and the commands that do it.
 _INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
@@ -114,6 +117,17 @@ def failure(error: LogError, log: str = "LOG") -> Failure:
     # there one like a directory.
     is_mistake = isinstance(error, InvalidRequestError | GarbageCollectedError) or _NO_BUCKET in str(error)
     return (InvalidFailure if is_mistake else Failure)(explain(error))
+
+
+def unreadable(found: Mapping[str, object]) -> Failure:
+    """Make the failure that names what could not be read, and why; the rest was shown."""
+    return Failure(f"{len(found)} unreadable: {'; '.join(f'{name}: {why}' for name, why in found.items())}")
+
+
+def exit_unless(sound: bool) -> None:
+    """End the command with exit code 1 if what it found is unsound."""
+    if not sound:
+        click.get_current_context().exit(EXIT_UNSOUND)
 
 
 def section_of(damaged: str) -> str:

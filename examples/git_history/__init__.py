@@ -1,0 +1,1 @@
+"""A git repository's history in a log: see README.md."""

@@ -1,0 +1,145 @@
+"""What a client and a server share: names of queues, and items as JSON objects.
+
+The queue NAME is the log PREFIX/NAME. A value is base64 in ``value``, or UTF-8 in ``text``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from wal3_core.errors import InvalidRequestError, LogNotFoundError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.model.paths import is_name_part
+from wal3_core.runtime import map_ahead, shared_runtime
+from wal3_core.storage.object_store import share_of
+from wal3_core.views.queue import NewItem, is_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.queue import Leased, Peeked
+
+# An object, as ``json`` reads and writes it.
+Json = dict[str, Any]
+PREFIX = "queues"
+# What a server takes access tokens from, unless a file is named; and what a client sends.
+TOKENS_VARIABLE = "WAL3_QUEUE_TOKENS"
+TOKEN_VARIABLE = "WAL3_QUEUE_TOKEN"  # noqa: S105 - the name of a variable
+_LOOKS_AT_ONCE = 16
+_ITEM_FIELDS = frozenset({"value", "text", "deadline_us", "delay_s", "priority", "dedupe_key"})
+
+
+def log_of(prefix: str, name: str) -> str:
+    """Return the log of a queue. InvalidRequestError for a name that no queue below a prefix may have."""
+    if not is_name_part(name):
+        raise InvalidRequestError(
+            f"queue: expected a name of [A-Za-z0-9_-], at most 255 characters and none that is reserved for a log's own"
+            f" folders, found {ascii(name)[:80]}"
+        )
+    return f"{prefix}/{name}" if prefix else name
+
+
+def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) -> list[str]:
+    """Return the names of the queues below a prefix: a listing and a GET for each log there, many at a time.
+
+    Logs ``known`` to be queues are taken for some, if they are there.
+    """
+    folder = f"{prefix}/" if prefix else ""
+    names = (log.removeprefix(folder) for log in list_logs(store, prefix) if log != prefix)
+    looked = map_ahead(
+        shared_runtime(),
+        lambda name: (name, name in known or _is_queue(store, f"{folder}{name}")),
+        filter(is_name_part, names),
+        count=_LOOKS_AT_ONCE,
+        share=share_of(store),
+    )
+    return [name for name, found in looked if found]
+
+
+def _is_queue(store: ObjectStore, log: str) -> bool:
+    try:
+        return is_queue(store, log)
+    except LogNotFoundError:
+        # Destroyed meanwhile.
+        return False
+
+
+def value_of(value: object, text: object) -> bytes | None:
+    """Return the bytes of a value; None when there is neither. InvalidRequestError when there are both."""
+    if value is not None and text is not None:
+        raise InvalidRequestError("expected value or text, found both")
+    if text is not None:
+        return utf8(text, "text")
+    if value is None:
+        return None
+    try:
+        return base64.b64decode(utf8(value, "value"), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(f"value: expected base64, found {ascii(value)[:40]} ({error})") from error
+
+
+def utf8(text: object, name: str) -> bytes:
+    """Encode a text. InvalidRequestError when it is none, or holds half of a surrogate pair."""
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name}: expected text, found {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name}: expected UTF-8, found {ascii(text)[:40]} ({error.reason})") from error
+
+
+def new_item(fields: Mapping[str, object]) -> NewItem:
+    """Make the item that a JSON object describes. InvalidRequestError names what is wrong with it."""
+    unknown = fields.keys() - _ITEM_FIELDS
+    if unknown:
+        message = f"item: expected the fields {', '.join(sorted(_ITEM_FIELDS))}, found {min(unknown)!a}"
+        raise InvalidRequestError(message)
+    value = value_of(fields.get("value"), fields.get("text"))
+    if value is None:
+        raise InvalidRequestError("expected value (base64) or text (UTF-8), found neither")
+    key = fields.get("dedupe_key")
+    others = {name: fields[name] for name in ("deadline_us", "delay_s", "priority") if fields.get(name) is not None}
+    # NewItem checks the types.
+    return NewItem(value, dedupe_key=None if key is None else utf8(key, "dedupe_key"), **others)  # type: ignore[arg-type]
+
+
+def item_fields(item: NewItem) -> Json:
+    """Show an item as ``new_item`` reads it. InvalidRequestError when its dedupe_key is not UTF-8."""
+    fields: Json = {"value": base64.b64encode(item.value).decode(), "priority": item.priority}
+    if item.deadline_us is not None:
+        fields["deadline_us"] = item.deadline_us
+    if item.delay_s is not None:
+        fields["delay_s"] = item.delay_s
+    if item.dedupe_key is not None:
+        fields["dedupe_key"] = item.dedupe_key.decode()
+    return fields
+
+
+def leased_json(item: Leased, *, as_text: bool) -> Json:
+    """Show an item that was handed out; ``as_text``: a value that is UTF-8 is in ``text``."""
+    fields = asdict(item)
+    key: bytes | None = fields.pop("dedupe_key")
+    shown = _with_value(fields, as_text=as_text)
+    try:
+        return {**shown, "dedupe_key": None if key is None else key.decode()}
+    except UnicodeDecodeError:
+        # One that is not UTF-8 was given by another program.
+        return {**shown, "dedupe_key": None, "dedupe_key_base64": base64.b64encode(key or b"").decode()}
+
+
+def peeked_json(item: Peeked, *, as_text: bool) -> Json:
+    """Show an item as it waits; ``as_text`` as in ``leased_json``."""
+    return _with_value(asdict(item), as_text=as_text)
+
+
+def _with_value(fields: Json, *, as_text: bool) -> Json:
+    value: bytes = fields.pop("value")
+    if as_text:
+        with contextlib.suppress(UnicodeDecodeError):
+            return {**fields, "text": value.decode()}
+    return {**fields, "value": base64.b64encode(value).decode()}
