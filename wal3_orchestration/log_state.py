@@ -14,7 +14,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 from wal3_orchestration.at_once import at_once
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
 def _manifest(store: ObjectStore, log: str) -> Manifest:
     """Read a log's manifest by one request."""
     runtime = shared_runtime()
-    return ManifestStore(patient(log_store(store, check_log_name(log)), runtime), runtime).load().manifest
+    return ManifestStore(with_retries(log_store(store, check_log_name(log)), runtime), runtime).load().manifest
 
 
 def read_states(store: ObjectStore, logs: Iterable[str]) -> Iterator[LogState | UnreadableLog]:

@@ -158,13 +158,13 @@ MUTANTS = (
     ),
     Mutation(
         "an unanswered upload is taken for done",
-        "wal3_core.storage.documents.immutable:write_immutable",
+        "wal3_core.storage.documents.document_store:write_immutable",
         "            cause = outcome.cause\n",
         "            return\n",
     ),
     Mutation(
         "a refused upload is taken for done where there is no object",
-        "wal3_core.storage.documents.immutable:write_immutable",
+        "wal3_core.storage.documents.document_store:write_immutable",
         "if found == data:",
         "if found == data or found is None:",
     ),

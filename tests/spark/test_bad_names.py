@@ -124,7 +124,7 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
 
 
 def test_store_that_does_not_answer_fails_every_log(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.0)
     fill(memory_store, GOOD, fragments=1)
     store = FaultyStore(memory_store)
     store.fail("get", GOOD, "unavailable", times=1_000)

@@ -349,4 +349,6 @@ def test_ambiguous_append_of_the_kept_markers_is_repeated(memory_store: MemorySt
 
     assert done.outcome is RollUpEnd.ADVANCED
     assert marked(memory_store) == {"b": (1, 2)}
-    assert [record.key for record in LogReader.open(memory_store, DIRTY).records(place_of(memory_store))][:1] == [b"b"]
+    assert [record.key for record in LogReader.open(memory_store, DIRTY).records(place_of(memory_store))][:1] == [
+        b"b"
+    ]

@@ -15,7 +15,7 @@ from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.cli.session import Session
@@ -52,7 +52,7 @@ def check_store(store: ObjectStore) -> None:
     parts = urlsplit(store.url)
     if parts.scheme == "memory":
         return
-    store = patient(store, shared_runtime())
+    store = with_retries(store, shared_runtime())
     found = "no objects"
     if parts.scheme == "file":
         root = Path(unquote(parts.path))

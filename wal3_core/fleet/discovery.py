@@ -12,7 +12,7 @@ from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, check_log_name, is_
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.object_store import Versioned, a_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
     InvalidRequestError for a prefix that no log's name can have. UnavailableError when the store does not answer, or
     does not let this process look into a folder that may hold logs. A log whose manifest cannot be read is named too.
     """
-    yield from _below(patient(store, shared_runtime()), prefix)
+    yield from _below(with_retries(store, shared_runtime()), prefix)
 
 
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from wal3_core.runtime import map_ahead
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import log_store, share_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ def look_up_one(
 
 
 def _look(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers: Sequence[Marker]) -> list[Looked]:
-    inside = patient(log_store(store, markers[0].log), runtime, options.retry)
+    inside = with_retries(log_store(store, markers[0].log), runtime, options.retry)
     manifests = ManifestStore(inside, runtime, options.retry)
     seen = manifests.look()
     if seen is None and manifests.lives():

@@ -14,8 +14,7 @@ from wal3_core.model.vacancy import manifest_or_vacancy
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store, share_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +34,7 @@ def load_manifests(store: ObjectStore, prefix: str = "") -> Iterator[Found]:
     The manifests are for display: on a directory, one that a power cut could still undo is shown, too.
     """
     runtime = shared_runtime()
-    load = partial(_load_each, store, patient(store, runtime), store.url.partition("?"), runtime)
+    load = partial(_load_each, store, with_retries(store, runtime), store.url.partition("?"), runtime)
     logs = list_logs(store, prefix)
     groups = iter(lambda: tuple(islice(logs, _LOGS_OF_A_TASK)), ())
     return chain.from_iterable(map_ahead(runtime, load, groups, count=_TASKS_AHEAD, share=share_of(store)))

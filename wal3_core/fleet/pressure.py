@@ -23,7 +23,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ def measure(
     all that it holds counts as unprocessed.
     """
     retry = retry or RetryOptions()
-    manifests = ManifestStore(patient(log_store(store, log), runtime, retry), runtime, retry)
+    manifests = ManifestStore(with_retries(log_store(store, log), runtime, retry), runtime, retry)
     manifest = manifests.load().manifest
     policy = PolicyStore(store, log, runtime=runtime, retry=retry, log_id=manifest.log_id).saved()
     # As if nothing was processed.

@@ -39,9 +39,8 @@ from wal3_core.options import Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.opening import options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.object_store import a_store, log_store, options_of, share_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -250,7 +249,7 @@ class RollUp:
 
     def _fenced_next(self, marker: Marker) -> int | None:
         """Return where the log ends once no upload begun before this call can be linked; None when it is gone."""
-        inside = patient(log_store(self._store, marker.log), self._runtime, self._options.retry)
+        inside = with_retries(log_store(self._store, marker.log), self._runtime, self._options.retry)
         manifests = ManifestStore(inside, self._runtime, self._options.retry)
         try:
             base = manifests.load()

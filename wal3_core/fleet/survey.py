@@ -20,7 +20,7 @@ from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -179,7 +179,7 @@ def _ages(
     written_us: dict[str, int] = {}
     if any(cursor.epoch_us > now_us for _, cursor in cursors):
         runtime = shared_runtime()
-        manifests = ManifestStore(patient(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
+        manifests = ManifestStore(with_retries(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
         listed = manifests.objects.list_objects(CURSOR_FOLDER)
         written_us = {cursor_name(meta.path): meta.last_modified_us for meta in listed}
     for name, cursor in cursors:

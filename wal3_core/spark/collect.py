@@ -35,7 +35,7 @@ from wal3_core.spark.tasks import cost
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,7 +100,7 @@ def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOpt
 
 def _folders(store: ObjectStore, log: str) -> list[str]:
     runtime = shared_runtime()
-    objects = ManifestStore(patient(log_store(store, log), runtime), runtime).objects
+    objects = ManifestStore(with_retries(log_store(store, log), runtime), runtime).objects
     try:
         others = [folder for folder in DATA_FOLDERS if folder != FRAGMENT_FOLDER]
         return [*objects.list_folders(FRAGMENT_FOLDER), *others]

@@ -29,7 +29,7 @@ from wal3_core.spark.attempts import earlier_attempts
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import BATCH_BYTES_MAX, batch_of
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.paced import paced
+from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -90,7 +90,7 @@ class Part:
             snapshots_loaded_max=0,
             log_id=self.log_id,
         )
-        return paced(stores.objects, self.bytes_per_s_max, runtime)
+        return rate_limited(stores.objects, self.bytes_per_s_max, runtime)
 
 
 def pointer_from_text(text: str) -> FragmentPointer:

@@ -25,7 +25,7 @@ from wal3_core.spark.settling import settling
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +66,7 @@ def manifest_unless_vacant(store: ObjectStore, log: str, *, listed: bool) -> Man
         return reader_of(store, log).manifest()
     except LogNotFoundError as error:
         runtime = shared_runtime()
-        if not listed or ManifestStore(patient(log_store(store, log), runtime), runtime).look() is None:
+        if not listed or ManifestStore(with_retries(log_store(store, log), runtime), runtime).look() is None:
             raise
         return error
 

@@ -14,7 +14,7 @@ from wal3_core.fleet.exercise.process import Task, read_figures
 from wal3_core.fleet.exercise.report import Checked, Summary
 from wal3_core.fleet.exercise.verifying import verify_logs
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retrying import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

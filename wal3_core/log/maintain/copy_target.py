@@ -21,8 +21,7 @@ from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.model.tombstone import or_tombstone
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.storage.documents.document_store import D, DocumentStore
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import D, DocumentStore, write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import object_url

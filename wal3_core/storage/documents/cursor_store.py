@@ -32,10 +32,8 @@ from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.document_store import Seen
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +72,7 @@ class CursorStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         self._retry = retry = retry or RetryOptions()
-        inside = patient(log_store(store, log), self._runtime, retry)
+        inside = with_retries(log_store(store, log), self._runtime, retry)
         self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
         self._cursors = NamedStore(self._manifests, self._runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)

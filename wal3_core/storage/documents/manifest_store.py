@@ -27,8 +27,7 @@ from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.model.strict_json import check_whole, load
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
-from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
-from wal3_core.storage.documents.readback import check_readable, encoded
+from wal3_core.storage.documents.document_store import DocumentStore, Seen, check_readable, encoded, stamp
 from wal3_core.storage.object_store import (
     Done,
     Etag,
@@ -40,8 +39,7 @@ from wal3_core.storage.object_store import (
     object_url,
     share_of,
 )
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -339,7 +337,7 @@ def describe(vacancy: Vacancy) -> str:
 
 def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     """Return the error for a log that was not found; None when it was destroyed, or never existed."""
-    manifests = ManifestStore(patient(store, runtime), runtime)
+    manifests = ManifestStore(with_retries(store, runtime), runtime)
     found = manifests.look()
     if found is None and manifests.lives():
         return CorruptError(f"log {store.url}: expected {MANIFEST} beside its fragments, found none: restore it")

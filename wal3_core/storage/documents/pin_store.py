@@ -18,9 +18,8 @@ from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import ObjectStore, log_store, object_url, share_of
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.object_store import ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
@@ -43,7 +42,7 @@ class PinStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         self._retry = retry or RetryOptions()
-        inside = patient(log_store(store, log), self._runtime, self._retry)
+        inside = with_retries(log_store(store, log), self._runtime, self._retry)
         self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._store = self._manifests.objects
         self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=BYTES_MAX)

@@ -11,21 +11,13 @@ from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.runtime.loggers import STORE, WAITING
 from wal3_core.runtime.observer import RequestEnd
 from wal3_core.runtime.watch import LATE_S, WATCHED
-from wal3_core.storage.object_store import Refused, Unknown
+from wal3_core.storage.object_store import WRITES, Refused, StoreWrapper, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import (
-        Buffer,
-        Etag,
-        NotModified,
-        ObjectMeta,
-        ObjectStore,
-        PutOutcome,
-        Versioned,
-    )
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 T = TypeVar("T")
 
@@ -35,46 +27,16 @@ _QUIET_S = 60.0
 _GAVE_UP_S = 10.0
 # How people call the requests.
 _VERBS = {"read": "GET", "get": "GET", "create": "PUT", "replace": "PUT"}
-_WRITES = frozenset({"create", "replace", "delete"})
 
 
-class ObservedStore:
+class InstrumentedStore(StoreWrapper):
     """Another store's objects; every request to it is measured."""
 
     def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
-        self._store = store
+        super().__init__(store)
         self._runtime = runtime
         self._name = store.url.partition("?")[0]
         self._silence = _Silence(self._name, runtime)
-
-    @property
-    def url(self) -> str:
-        """The store's URL."""
-        return self._store.url
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
-        return self._sent("read", path, lambda: self._store.read(path, start=start, length=length))
-
-    def get(
-        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
-    ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
-        return self._sent(
-            "get", path, lambda: self._store.get(path, if_none_match=if_none_match, length_max=length_max)
-        )
-
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
-        return self._sent("create", path, lambda: self._store.create(path, data))
-
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
-        return self._sent("replace", path, lambda: self._store.replace(path, data, etag))
-
-    def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
-        return self._sent("head", path, lambda: self._store.head(path))
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Yield the objects below a folder: measured as one request, to the first object or the end."""
@@ -83,14 +45,6 @@ class ObservedStore:
         while found is not None:
             yield found
             found = self._watched("list", folder, lambda: next(listing, None))
-
-    def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
-        return self._sent("list", folder, lambda: self._store.list_folders(folder))
-
-    def delete(self, path: str) -> None:
-        """Remove an object."""
-        self._sent("delete", path, lambda: self._store.delete(path))
 
     def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
         """Send a request and report it."""
@@ -182,7 +136,7 @@ class _Silence:
 
     def ends(self, kind: str) -> None:
         """Note an answer."""
-        stretch = self._stretches.pop(kind in _WRITES, None) if self._stretches else None
+        stretch = self._stretches.pop(kind in WRITES, None) if self._stretches else None
         if stretch is not None and stretch.reported:
             STORE.info(
                 "store %s: answers again after %.1f s", self._name, self._runtime.monotonic_s() - stretch.since_s
@@ -190,10 +144,10 @@ class _Silence:
 
     def _stretch(self, kind: str, began_s: float) -> _Stretch:
         """Return the stretch that a request without an answer belongs to."""
-        found = self._stretches.get(kind in _WRITES)
+        found = self._stretches.get(kind in WRITES)
         if found is None or began_s - found.seen_s > _GAVE_UP_S:
             # Before it, no request was sent for a while: nothing was waiting.
-            found = self._stretches[kind in _WRITES] = _Stretch(began_s)
+            found = self._stretches[kind in WRITES] = _Stretch(began_s)
         found.seen_s = self._runtime.monotonic_s()
         return found
 
