@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.mutations import Mutation
 
 MARKING = "wal3_core.log.write.marking:Marking."
-DIRTY_LOG = "wal3_core.fleet.dirty_log:DirtyLog."
-ROLLUP = "wal3_core.fleet.rollup:RollUp."
-DECIDED = "wal3_core.model.rollup:"
-SLOTS = "wal3_core.fleet.slots:"
+DIRTY_LOG = "wal3_core.fleet.dirty.dirty_log:DirtyLog."
+ROLLUP = "wal3_core.fleet.dirty.rollup:RollUp."
+DECIDED = "wal3_core.fleet.dirty.rollup_plan:"
+SLOTS = "wal3_core.fleet.open_logs:"
 
 MARKING_MUTANTS = (
     Mutation(
@@ -77,16 +77,16 @@ MARKING_MUTANTS = (
         "        looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))\n",
         "        looked = look_up(self._store, by_log(folded), self._options, self._runtime)\n"
         "        early = {marker.log: log for marker, log in looked}\n"
-        "        stretch, manifest = self._begin()\n"
-        "        folded = fold(self.markers(stretch, manifest))\n"
+        "        marker_range, manifest = self._begin()\n"
+        "        folded = fold(self.markers(marker_range, manifest))\n"
         "        looked = [(m, early[m.log]) for m in folded.values() if m.log in early]\n",
     ),
     Mutation(
         "the cursor is advanced before the markers are appended again",
         ROLLUP + "finish",
         "        self._append([marker.reinserted() for marker in left])\n        try:\n"
-        "            _advance(stores, stretch.limit, witness)\n",
-        "        try:\n            _advance(stores, stretch.limit, witness)\n"
+        "            _advance(stores, marker_range.limit, witness)\n",
+        "        try:\n            _advance(stores, marker_range.limit, witness)\n"
         "            self._append([marker.reinserted() for marker in left])\n",
     ),
     Mutation(
@@ -98,8 +98,8 @@ MARKING_MUTANTS = (
     Mutation(
         "a roll-up that was overtaken moves the cursor",
         ROLLUP + "finish",
-        "        if _generation(witness) != stretch.generation:\n",
-        "        if _generation(witness) < stretch.generation:\n",
+        "        if _generation(witness) != marker_range.generation:\n",
+        "        if _generation(witness) < marker_range.generation:\n",
     ),
     Mutation(
         "handing out drops what was not committed yet",

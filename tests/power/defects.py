@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations import Mutation
 
 _STORE = "wal3_core.storage.backends.local:LocalStore"
-_DURABILITY = "wal3_core.storage.backends.local_durability:Durability"
+_DURABILITY = "wal3_core.storage.backends.local_durability:DiskDurability"
 _UPLOADED = """                    sync_file(file.fileno())
             except OSError as error:
                 raise self._unavailable(error) from error

@@ -19,7 +19,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import collect, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.verify_plan import plan_log
+from wal3_core.spark.verify import plan_log
 from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:

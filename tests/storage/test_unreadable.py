@@ -11,7 +11,7 @@ import pytest
 from tests.processes.children import child
 from tests.storage.test_processes import answer, become_nobody, reachable_root
 from wal3_core import InvalidRequestError, StoreDeniedError, UnavailableError, list_logs, open_store
-from wal3_core.fleet.manifests import load_manifests
+from wal3_core.fleet.discovery import load_manifests
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local import LocalStore

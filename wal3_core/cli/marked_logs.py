@@ -9,13 +9,12 @@ import click
 from wal3_core.cli.output import count, counted, plain, print_json, size
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import age_of
-from wal3_core.model.rollup import Decision
+from wal3_core.fleet.dirty.rollup_plan import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from wal3_core.model.rollup import MarkedLog
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup_plan import MarkedLog, RollUpPlan
 
 NO_DIRTY_LOGS = "no dirty logs: a server has one that opens its fleet by name (`Fleet.open(store, server=NAME)`)"
 
@@ -42,7 +41,7 @@ def print_marked(plan: RollUpPlan, handed_out: Collection[str] | None = None) ->
     """Print a JSON object for each log that is marked in one dirty log."""
     for each in plan.logs:
         more = {} if handed_out is None else {"handed_out": is_handed_out(each, handed_out)}
-        print_json({"dirty_log": plan.stretch.dirty_log, **each.to_json(), **more})
+        print_json({"dirty_log": plan.marker_range.dirty_log, **each.to_json(), **more})
 
 
 def is_handed_out(each: MarkedLog, handed_out: Collection[str]) -> bool:
@@ -66,7 +65,7 @@ def show_marked(
     by_server: dict[str, list[RollUpPlan]] = {}
     by_log: dict[str, list[MarkedLog]] = {}
     for plan in plans:
-        by_server.setdefault(server_of(plan.stretch.dirty_log), []).append(plan)
+        by_server.setdefault(server_of(plan.marker_range.dirty_log), []).append(plan)
         for each in plan.logs:
             by_log.setdefault(each.log, []).append(each)
     for server, lanes in by_server.items():
@@ -90,10 +89,11 @@ def warn_of(plans: Sequence[RollUpPlan]) -> None:
     """Print on stderr by which clock ages are if not the store's, and which markers were lost."""
     warn_of_clock(next((plan.guessed for plan in plans if plan.guessed is not None), None))
     for plan in plans:
-        if plan.stretch.skipped:
-            lost = f"{counted(plan.stretch.skipped, 'marker')} collected before a roll-up"
+        if plan.marker_range.skipped:
+            lost = f"{counted(plan.marker_range.skipped, 'marker')} collected before a roll-up"
             click.echo(
-                plain(f"{plan.stretch.dirty_log}: {lost}: only a sweep over all logs finds what they marked"), err=True
+                plain(f"{plan.marker_range.dirty_log}: {lost}: only a sweep over all logs finds what they marked"),
+                err=True,
             )
 
 
@@ -107,9 +107,9 @@ def _summary(server: str, lanes: Sequence[RollUpPlan]) -> str:
     marked = {each.log for plan in lanes for each in plan.logs}
     selected = {log for plan in lanes for log in plan.selected}
     # The server may be asked for by one of its lanes alone.
-    name = server if len(lanes) > 1 else lanes[0].stretch.dirty_log
+    name = server if len(lanes) > 1 else lanes[0].marker_range.dirty_log
     within = f" in {len(lanes)} lanes" if len(lanes) > 1 else ""
-    markers = counted(sum(plan.stretch.num_markers for plan in lanes), "marker")
+    markers = counted(sum(plan.marker_range.num_markers for plan in lanes), "marker")
     return f"{name}: {markers}{within}, {counted(len(marked), 'marked log')}, {count(len(selected))} selected"
 
 

@@ -22,8 +22,8 @@ from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.spark.attempts import AGAIN, earlier_attempts
 from wal3_core.spark.columns import batch_of
+from wal3_core.spark.task_context import AGAIN, earlier_attempts
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
 
@@ -49,7 +49,7 @@ _TEXT_BYTES_MAX = 4 * 2**20
 _PROBLEMS_MAX = 100_000
 
 
-class Work(Protocol):
+class LogWork(Protocol):
     """What is done for one log."""
 
     @property
@@ -106,7 +106,7 @@ class DeleteWork:
             yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
 
 
-def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
+def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: LogWork) -> Iterator[pa.RecordBatch]:
     """Do the work for each log of rows of (log, text), and yield its results.
 
     A row AGAIN comes first if this is not the first attempt.

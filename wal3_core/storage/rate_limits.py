@@ -167,7 +167,7 @@ def _sizes(rate_per_s: float, share: float) -> tuple[float, float]:
     return max(1.0, capacity * share), (rate_per_s - (capacity - 1)) * share
 
 
-class _Waiter:
+class _QueuedRequest:
     """A request that waits for its turn. Changed under the throttle's lock."""
 
     __slots__ = ("granted", "next", "number", "until_s", "urgent", "woken")
@@ -198,7 +198,7 @@ class Throttle:
         self._lock = runtime.lock()
         self._buckets = TokenBuckets(rate_per_s_max, runtime.monotonic_s())
         # First tries, and urgent requests; each in the order of arrival.
-        self._queues: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())
+        self._queues: tuple[deque[_QueuedRequest], deque[_QueuedRequest]] = (deque(), deque())
         self._numbers = itertools.count()
         self._slowed = Seldom(runtime, STORE)
         self._requests = self._throttled = self._expired = 0
@@ -230,7 +230,7 @@ class Throttle:
             if not any(self._queues) and self._buckets.take(now_s, urgent=urgent):
                 self._requests += 1
                 return
-        waiter = _Waiter(next(self._numbers), now_s + timeout_s, urgent=urgent)
+        waiter = _QueuedRequest(next(self._numbers), now_s + timeout_s, urgent=urgent)
         try:
             self._await_turn(waiter)
         except BaseException:
@@ -260,7 +260,7 @@ class Throttle:
                 "store %s: asks to slow down: %g %s a second", self._place, round(rate_per_s, 3), self.kind
             )
 
-    def _await_turn(self, waiter: _Waiter) -> None:
+    def _await_turn(self, waiter: _QueuedRequest) -> None:
         with self._lock:
             self._queues[waiter.urgent].append(waiter)
         while True:
@@ -294,20 +294,20 @@ class Throttle:
             if queue and not queue[0].next:
                 queue[0].wake()
 
-    def _next(self, now_s: float) -> _Waiter | None:
+    def _next(self, now_s: float) -> _QueuedRequest | None:
         """Return who can pass: of the first ones in each queue, the one that came first."""
         firsts = [queue[0] for queue in self._queues if queue]
         ready = [waiter for waiter in firsts if not self._buckets.wait_s(now_s, urgent=waiter.urgent)]
         return min(ready, key=lambda waiter: waiter.number, default=None)
 
-    def _pause_s(self, waiter: _Waiter, now_s: float) -> float:
+    def _pause_s(self, waiter: _QueuedRequest, now_s: float) -> float:
         waiter.next = self._queues[waiter.urgent][0] is waiter
         if not waiter.next:
             return _RECHECK_S
         # Spread by a request's time, so that processes that were slowed down together do not stay in step.
         return self._buckets.wait_s(now_s, urgent=waiter.urgent) + self._runtime.jitter() / self._buckets.rate_per_s
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _QueuedRequest) -> None:
         """Give the turn of a request that is not sent to the next."""
         with self._lock:
             if waiter.granted:

@@ -16,16 +16,16 @@ from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.targets import check_store
 from wal3_core.cli.times import Duration, Whole
 from wal3_core.errors import InvalidRequestError
-from wal3_core.fleet.assignment import dirty_logs
-from wal3_core.fleet.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
+from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
 from wal3_core.model.paths import DIRTY, check_log_name
-from wal3_core.model.rollup_options import RollUpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from wal3_core.fleet.rollup import FinishedRollUp
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup import FinishedRollUp
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
 _DUE = RollUpOptions()
@@ -217,14 +217,16 @@ class _Finished:
         except BaseException:
             if any(is_handed_out(each, self._handed_out) for each in plan.logs):
                 self.add(plan, None)
-                message = f"{plan.stretch.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                message = (
+                    f"{plan.marker_range.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                )
                 click.echo(plain(message), err=True)
             raise
         self.add(plan, done)
 
     def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
         """Add one; ``done`` is None in a dry run."""
-        name = plan.stretch.dirty_log
+        name = plan.marker_range.dirty_log
         if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
             self.overtaken.append(name)
             return
@@ -274,7 +276,7 @@ def _check_marked(names: Collection[str], plans: list[RollUpPlan], options: Roll
     missing = sorted(set(names) - {each.log for plan in plans for each in plan.logs})
     if not missing:
         return
-    cut = any(plan.stretch.num_markers >= options.markers_max for plan in plans)
+    cut = any(plan.marker_range.num_markers >= options.markers_max for plan in plans)
     among = f" among the first {count(options.markers_max)} markers of each dirty log" if cut else ""
     found = f"found no marker{among} of {', '.join(missing)}"
     message = f"dirty rollup --handled: expected marked logs, {found}: mistyped, or handed out before; see dirty show"

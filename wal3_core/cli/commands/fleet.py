@@ -19,7 +19,7 @@ from wal3_core.cli.session import Commands, Session, json_option, open_named
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import check_store
 from wal3_core.cli.times import Duration, Whole, age_of
-from wal3_core.fleet.status import fleet_status
+from wal3_core.fleet.dirty.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.runtime import shared_runtime
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
-    from wal3_core.fleet.status import FleetStatus, LogStatus
+    from wal3_core.fleet.dirty.status import FleetStatus, LogStatus
     from wal3_core.storage.object_store import ObjectStore
 
     F = TypeVar("F", bound=Callable[..., object])

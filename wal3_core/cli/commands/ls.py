@@ -16,8 +16,8 @@ from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, check_store, similar_logs
 from wal3_core.cli.times import Whole
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.fleet.manifests import load_manifests
-from wal3_core.fleet.pressure import measure_logs
+from wal3_core.fleet.dirty.back_pressure import measure_logs
+from wal3_core.fleet.discovery import load_manifests
 from wal3_core.model.manifest_parts import BEING_DESTROYED
 from wal3_core.model.paths import STORE_IDENTITY
 

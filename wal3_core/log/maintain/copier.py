@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
@@ -348,7 +348,9 @@ class _Copying:
         return policy if policy.generation else None
 
 
-def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan | None:
+def _begun(
+    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]
+) -> _Plan | None:
     """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
     earlier = copying_at(standing)
     if earlier is None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.contents import Found
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
 _NAMED_MAX = 10
@@ -264,7 +264,7 @@ class _Destroying:
         self._look()
         return delete_remains(self._root, others, self._runtime, self._retry)
 
-    def _look(self) -> Seen[Entry] | None:
+    def _look(self) -> LoadedDocument[Entry] | None:
         """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
         seen = self._manifests.look()
         found = NO_LOG if seen is None else seen.document.log_id

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from wal3_core.log.maintain.copy_target import Claim
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
 
@@ -349,7 +349,7 @@ class _Keeping:
         source, terms = (self._source, self._log_id) if kept else ("", "")
         return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
 
-    def _refuse_taken(self, seen: Seen[Entry] | None) -> None:
+    def _refuse_taken(self, seen: LoadedDocument[Entry] | None) -> None:
         try:
             self._names.refuse_taken(seen)
         except LogExistsError as error:

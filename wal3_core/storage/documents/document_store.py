@@ -161,7 +161,7 @@ D = TypeVar("D", bound=Document)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[D]):
+class LoadedDocument(Generic[D]):
     """A document as it was loaded, with its version: the witness for a change."""
 
     document: D
@@ -196,14 +196,14 @@ class DocumentStore(Generic[D]):
         self._bytes_max = bytes_max
         self._log_id = log_id
 
-    def load(self, path: str, known: Seen[D] | None = None) -> Seen[D] | None:
+    def load(self, path: str, known: LoadedDocument[D] | None = None) -> LoadedDocument[D] | None:
         """Load a document; None when there is none, CorruptError when it is damaged or belongs to another log.
 
         Read again, and not decoded again, if it still is the version ``known``.
         """
         return reread_if_damaged(lambda: self._load(path, known), self._store)
 
-    def _load(self, path: str, known: Seen[D] | None) -> Seen[D] | None:
+    def _load(self, path: str, known: LoadedDocument[D] | None) -> LoadedDocument[D] | None:
         found = self._store.get(path, length_max=self._bytes_max)
         if not isinstance(found, Versioned):
             return None
@@ -214,17 +214,17 @@ class DocumentStore(Generic[D]):
         if self._log_id is not None and document.log_id != self._log_id():
             message = f"{what}: expected a document of log {self._log_id()}, found one of log {document.log_id}"
             raise CorruptError(message)
-        return Seen(document, found.etag)
+        return LoadedDocument(document, found.etag)
 
-    def save(self, path: str, document: D, seen: Seen[D] | None) -> Seen[D] | None:
+    def save(self, path: str, document: D, seen: LoadedDocument[D] | None) -> LoadedDocument[D] | None:
         """Create the document, or replace the version that was seen; None when another version is there.
 
         InvalidRequestError, and nothing written, for a document that could not be read back.
         """
         outcome = self.swap(path, document, None if seen is None else seen.etag)
-        return outcome if isinstance(outcome, Seen) else None
+        return outcome if isinstance(outcome, LoadedDocument) else None
 
-    def swap(self, path: str, document: D, etag: Etag | None) -> Seen[D] | Refused | Unknown:
+    def swap(self, path: str, document: D, etag: Etag | None) -> LoadedDocument[D] | Refused | Unknown:
         """Save the document in place of the version ``etag``, or create it; say more when another version is there.
 
         Refused: nothing was done, nor will be. Unknown: it may have been saved before the other version. The numbers
@@ -238,7 +238,7 @@ class DocumentStore(Generic[D]):
         for tries in attempts(for_store(self._retry, self._store), self._runtime):
             outcome = self._store.create(path, data) if etag is None else self._store.replace(path, data, etag)
             if isinstance(outcome, Done):
-                return Seen(document, outcome.etag)
+                return LoadedDocument(document, outcome.etag)
             found = self.load(path)
             if found is not None and found.document == document:
                 return found

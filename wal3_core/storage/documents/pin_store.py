@@ -24,7 +24,7 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
 
 
 class PinStore:
@@ -77,7 +77,7 @@ class PinStore:
         )
         raise UnavailableError(message)
 
-    def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
+    def _complete(self, path: str, saved: LoadedDocument[Pin]) -> Pin:
         """Mark the pin as complete: from here on a missing object of it is reported as damage."""
         completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
         finished = self._pins.save(path, completed, saved.etag)
@@ -115,7 +115,7 @@ class PinStore:
             self._load()
         return found
 
-    def _look(self, name: str) -> tuple[str, Seen[Pin] | None]:
+    def _look(self, name: str) -> tuple[str, LoadedDocument[Pin] | None]:
         return name, self._pins.load(pin_path(name))
 
     @checked(name=check_pin_name)
