@@ -74,8 +74,8 @@ MARKING_MUTANTS = (
     Mutation(
         "the logs are looked up before their markers are read",
         ROLLUP + "read",
-        "        looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))\n",
-        "        looked = look_up(self._store, by_log(folded), self._options, self._runtime)\n"
+        "        looked = list(probe_logs(self._store, by_log(folded), self._options, self._runtime))\n",
+        "        looked = probe_logs(self._store, by_log(folded), self._options, self._runtime)\n"
         "        early = {marker.log: log for marker, log in looked}\n"
         "        marker_range, manifest = self._begin()\n"
         "        folded = fold(self.markers(marker_range, manifest))\n"

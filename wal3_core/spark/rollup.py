@@ -6,7 +6,8 @@ driver. A dirty log that cannot be read is its own answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, UnavailableError
@@ -90,7 +91,7 @@ class LookWork:
         markers = [marker_from_json(each.object("marker")) for each in fields]
         found = probe_log(store, self.options, shared_runtime(), markers)
         for name, (marker, looked) in zip(names, found, strict=True):
-            yield to_text({"dirty_log": name, "marker": marker_to_json(marker), "looked": looked.to_json()})
+            yield json.dumps([name, to_text(marker_to_json(marker)), asdict(looked)])
 
 
 def plan_rollups(
@@ -167,9 +168,8 @@ def _look_up(
             # An error of the log alone is a result: this one concerns the store.
             raise UnavailableError(found.refusal.message)
         for text in found.results:
-            fields = from_text(text, "looked up")
-            pair = marker_from_json(fields.object("marker")), LogProbe.from_json(fields.object("looked"))
-            looked.setdefault(fields.string("dirty_log"), []).append(pair)
+            name, marker, probe = json.loads(text)
+            looked.setdefault(name, []).append((marker_from_json(from_text(marker, "marker")), LogProbe(**probe)))
     return looked, retried
 
 

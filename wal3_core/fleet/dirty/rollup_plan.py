@@ -17,6 +17,7 @@ from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import LogId, check_cursor_name, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.options import GIB, RetryOptions, check_ranges
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -74,9 +75,6 @@ class RollUpOptions:
             check_cursor_name(self.cursor)
 
 
-_US_PER_S = 1_000_000
-
-
 class Decision(StrEnum):
     """What becomes of a marker."""
 
@@ -105,38 +103,6 @@ class LogProbe:
     processed: int | None = None
     num_bytes: int = 0
     error: str | None = None
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        processed: JsonObject = {} if self.processed is None else {"processed": self.processed}
-        error: JsonObject = {} if self.error is None else {"error": self.error}
-        keyed: JsonObject = {"keyed": True} if self.keyed else {}
-        return {
-            "log_id": self.log_id,
-            "first": self.first,
-            "next": self.next,
-            "sealed": self.sealed,
-            "num_bytes": self.num_bytes,
-            **keyed,
-            **processed,
-            **error,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> LogProbe:
-        """Read from a JSON object."""
-        looked = cls(
-            log_id=fields.string("log_id"),
-            first=fields.integer("first"),
-            next=fields.integer("next"),
-            sealed=fields.flag("sealed"),
-            keyed=fields.has("keyed") and fields.flag("keyed"),
-            num_bytes=fields.integer("num_bytes"),
-            processed=fields.integer("processed") if fields.has("processed") else None,
-            error=fields.string("error") if fields.has("error") else None,
-        )
-        fields.finish()
-        return looked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +161,7 @@ class MarkedLog:
             "reason": self.reason,
             "records": self.num_records,
             "bytes": self.num_bytes,
-            "age_us": round(self.age_s * _US_PER_S),
+            "age_us": round(self.age_s * US_PER_S),
             "over": self.over,
             "overdue": self.overdue,
             "marker": marker_to_json(self.marker),
@@ -212,7 +178,7 @@ class MarkedLog:
             reason=fields.string("reason"),
             num_records=fields.integer("records"),
             num_bytes=fields.integer("bytes"),
-            age_s=fields.integer("age_us") / _US_PER_S,
+            age_s=fields.integer("age_us") / US_PER_S,
             over=fields.flag("over"),
             overdue=fields.flag("overdue"),
             keyed=fields.has("keyed") and fields.flag("keyed"),
@@ -270,14 +236,14 @@ def decide(marker: Marker, looked: LogProbe, now_us: int, options: RollUpOptions
         return MarkedLog(marker=marker, decision=Decision.GONE, reason=reason)
     # Nothing is committed behind a seal.
     decided, rest = before(marker, looked.next), None if looked.sealed else since(marker, looked.next)
-    waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / _US_PER_S
+    waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / US_PER_S
     found = MarkedLog(
         marker=decided if looked.sealed and decided is not None else marker,
         decision=Decision.KEPT,
         reason="",
         rest=rest,
         overdue=rest is not None and waited_s >= options.undecided_s,
-        age_s=max(0.0, (now_us - marker.first_us) / _US_PER_S),
+        age_s=max(0.0, (now_us - marker.first_us) / US_PER_S),
         keyed=looked.keyed,
     )
     processed = max(looked.first, looked.processed or 0)
