@@ -7,7 +7,7 @@ driver. A dirty log that cannot be read is its own answer.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, UnavailableError
@@ -132,13 +132,7 @@ def plan_rollups(
 def _slices(marker_range: MarkerRange) -> Iterator[Item]:
     for start in range(marker_range.start, marker_range.limit.offset, _SLICE_MARKERS):
         limit = min(marker_range.limit, LogPosition(start + _SLICE_MARKERS, 0))
-        part = MarkerRange(
-            dirty_log=marker_range.dirty_log,
-            log_id=marker_range.log_id,
-            generation=marker_range.generation,
-            start=start,
-            limit=limit,
-        )
+        part = replace(marker_range, start=start, limit=limit, skipped=0)
         yield Item(marker_range.dirty_log, to_text(part.to_json()), cost(part.num_markers * _MARKER_BYTES))
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from wal3_core.fleet.exercise.ledger import AppendOutcome
 from wal3_core.fleet.exercise.load import LoadShape
 from wal3_core.fleet.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
 from wal3_core.fleet.exercise.report import Summary, price_usd
-from wal3_core.fleet.exercise.running import Exercise, ExercisePlan, ExerciseProgress, with_kept
+from wal3_core.fleet.exercise.running import Exercise, ExercisePlan, ExerciseProgress
 from wal3_core.options import MIB, WriterOptions
 from wal3_core.runtime import shared_runtime
 
@@ -157,7 +158,7 @@ def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], 
             summary = running.check(advance)
         kept = keep or not summary.sound
         # Before the removal, which takes long and may fail.
-        report(with_kept(summary, (f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
+        report(replace(summary, kept=(f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
         if kept:
             return summary
         with progress("exercise: removing", plan.load.logs) as advance:

@@ -258,11 +258,6 @@ class Exercise:
             self._note_end(each)
 
 
-def with_kept(summary: Summary, kept: tuple[str, ...]) -> Summary:
-    """Return a summary that says where logs and ledgers were kept."""
-    return replace(summary, kept=kept)
-
-
 def verify_logs(
     place: RunStore,
     folder: Path,
