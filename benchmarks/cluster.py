@@ -35,12 +35,12 @@ from tests.s3_server import free_port
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, WriterOptions, list_logs, open_store
 from wal3_core.model.snapshot import count_fragments
-from wal3_core.spark import planning, register, verify_logs, verify_plan
+from wal3_core.spark import planning, register, verify, verify_logs
 from wal3_core.spark.bounds import EVERYTHING, Bounds
 from wal3_core.spark.columns import COLUMNS, spark_schema
-from wal3_core.spark.cutting import count_pieces, cut
-from wal3_core.spark.request import ReadRequest
+from wal3_core.spark.requests import ReadRequest
 from wal3_core.spark.source import LogSourceReader
+from wal3_core.spark.tasks import count_pieces, cut
 from wal3_core.spark.verify import PARTITION_BYTES
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def make_tiny_fragments(store: ObjectStore, names: Sequence[str], fragments: int
 def planned_balance(url: str, names: Sequence[str]) -> None:
     """Print how evenly the work is cut: objects and bytes of each task, as the planner counts them."""
     store = open_store(url)
-    pieces = [piece for name in names for piece in verify_plan.plan_log(store, name).pieces]
+    pieces = [piece for name in names for piece in verify.plan_log(store, name).pieces]
     count = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
     costs = Counter[int]()
     objects = Counter[int]()
@@ -207,9 +207,9 @@ def plan(url: str, count: int) -> None:
     before = _peak_mib()
     store = CountingStore(open_store(url))
     began = time.perf_counter()
-    pieces = verify_plan.plan_log(store, "a").pieces
+    pieces = verify.plan_log(store, "a").pieces
     number = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
-    rows = verify_plan.work_table(cut(store, pieces, count=number))
+    rows = verify.work_table(cut(store, pieces, count=number))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
     began = time.perf_counter()
     request = ReadRequest.from_options({"store": url, "log": "a"})
@@ -236,7 +236,7 @@ def one_task(count: int) -> None:
     for kind, options in (("of one log", {"log": "large"}), ("each of a log", {"prefix": "small"})):
         request = ReadRequest.from_options({"store": "file:///unused", "partitions": "1", **options})
         names = options.get("log", "").split() or [f"small/{number}" for number in range(count)]
-        pieces = [piece for name in names for piece in verify_plan.plan_log(store, name).pieces]
+        pieces = [piece for name in names for piece in verify.plan_log(store, name).pieces]
         (task,) = planning.tasks_of(store, request, pieces, lambda _: Bounds())
         store.requests.clear()
         began = time.perf_counter()

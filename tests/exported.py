@@ -49,7 +49,7 @@ IN_SIGNATURES = frozenset(
         "SnapshotCompactionReport",
         "SnapshotPlan",
         "SnapshotPointer",
-        "Stretch",
+        "MarkerRange",
         "ThreadRuntime",
         "Verification",
         "Waiting",

@@ -21,7 +21,7 @@ from wal3_core.model.setsum import Setsum
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store

@@ -53,18 +53,25 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
     from wal3_core.errors import ViewRequiredError as ViewRequiredError
-    from wal3_core.fleet.assignment import assigned as assigned
-    from wal3_core.fleet.assignment import dirty_logs as dirty_logs
-    from wal3_core.fleet.dirty_log import DirtyLog as DirtyLog
+    from wal3_core.fleet.dirty.back_pressure import Pressure as Pressure
+    from wal3_core.fleet.dirty.back_pressure import over_limit as over_limit
+    from wal3_core.fleet.dirty.dirty_log import DirtyLog as DirtyLog
+    from wal3_core.fleet.dirty.dirty_log import assigned as assigned
+    from wal3_core.fleet.dirty.dirty_log import dirty_logs as dirty_logs
+    from wal3_core.fleet.dirty.rollup import FinishedRollUp as FinishedRollUp
+    from wal3_core.fleet.dirty.rollup import RollUp as RollUp
+    from wal3_core.fleet.dirty.rollup import RollUpEnd as RollUpEnd
+    from wal3_core.fleet.dirty.rollup_plan import Decision as Decision
+    from wal3_core.fleet.dirty.rollup_plan import MarkedLog as MarkedLog
+    from wal3_core.fleet.dirty.rollup_plan import MarkerRange as MarkerRange
+    from wal3_core.fleet.dirty.rollup_plan import RollUpOptions as RollUpOptions
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan as RollUpPlan
+    from wal3_core.fleet.dirty.rollup_plan import RollUpTime as RollUpTime
     from wal3_core.fleet.discovery import list_logs as list_logs
     from wal3_core.fleet.fleet import Fleet as Fleet
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
-    from wal3_core.fleet.fleet_options import FleetOptions as FleetOptions
-    from wal3_core.fleet.pressure import over_limit as over_limit
-    from wal3_core.fleet.rollup import FinishedRollUp as FinishedRollUp
-    from wal3_core.fleet.rollup import RollUp as RollUp
-    from wal3_core.fleet.rollup import RollUpEnd as RollUpEnd
+    from wal3_core.fleet.open_logs import FleetOptions as FleetOptions
     from wal3_core.log.collect.collection import CollectionReport as CollectionReport
     from wal3_core.log.collect.collection import collect as collect
     from wal3_core.log.collect.collector import Collector as Collector
@@ -133,15 +140,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.policy import Policy as Policy
     from wal3_core.model.position import AtTime as AtTime
     from wal3_core.model.position import LogPosition as LogPosition
-    from wal3_core.model.pressure import Pressure as Pressure
     from wal3_core.model.record import Message as Message
     from wal3_core.model.record import Record as Record
-    from wal3_core.model.rollup import Decision as Decision
-    from wal3_core.model.rollup import MarkedLog as MarkedLog
-    from wal3_core.model.rollup_options import RollUpOptions as RollUpOptions
-    from wal3_core.model.rollup_plan import RollUpPlan as RollUpPlan
-    from wal3_core.model.rollup_plan import RollUpTime as RollUpTime
-    from wal3_core.model.rollup_plan import Stretch as Stretch
     from wal3_core.model.setsum import Setsum as Setsum
     from wal3_core.model.shape import Shape as Shape
     from wal3_core.model.snapshot import Snapshot as Snapshot
@@ -238,7 +238,7 @@ _HOMES = {
     **dict.fromkeys(("Cursor", "Extension", "Owner"), "wal3_core.model.cursor"),
     "CursorConflictError": "wal3_core.errors",
     "CursorStore": "wal3_core.storage.documents.cursor_store",
-    "Decision": "wal3_core.model.rollup",
+    "Decision": "wal3_core.fleet.dirty.rollup_plan",
     "DelayQueue": "wal3_core.views.queue.delay_queue",
     "Deleter": "wal3_core.log.collect.deleter",
     "DeletionPart": "wal3_core.log.collect.deleter",
@@ -246,7 +246,7 @@ _HOMES = {
     "Delivery": "wal3_core.views.feed.messages",
     "DestroyPart": "wal3_core.log.maintain.destroyer",
     "DestroyPlan": "wal3_core.log.maintain.destroyer",
-    "DirtyLog": "wal3_core.fleet.dirty_log",
+    "DirtyLog": "wal3_core.fleet.dirty.dirty_log",
     "DropReason": "wal3_core.compaction.losses",
     "DueDocument": "wal3_core.log.collect.deleter",
     "Engine": "wal3_core.compaction.engine",
@@ -255,9 +255,9 @@ _HOMES = {
     "FeedSubscription": "wal3_core.views.feed.feed_subscription",
     "FeedWriter": "wal3_core.views.feed.feed_writer",
     **dict.fromkeys(("FeedMovedError", "FencedError"), "wal3_core.errors"),
-    "FinishedRollUp": "wal3_core.fleet.rollup",
+    "FinishedRollUp": "wal3_core.fleet.dirty.rollup",
     "Fleet": "wal3_core.fleet.fleet",
-    "FleetOptions": "wal3_core.fleet.fleet_options",
+    "FleetOptions": "wal3_core.fleet.open_logs",
     "FleetStats": "wal3_core.fleet.fleet",
     "Following": "wal3_core.log.read.following",
     "Fragment": "wal3_core.model.parquet.decoding",
@@ -291,7 +291,7 @@ _HOMES = {
     "LogWriter": "wal3_core.log.write.writer",
     "Manifest": "wal3_core.model.manifest",
     "Marked": "wal3_core.log.collect.pruner",
-    "MarkedLog": "wal3_core.model.rollup",
+    "MarkedLog": "wal3_core.fleet.dirty.rollup_plan",
     "Marker": "wal3_core.model.marker",
     "Marks": "wal3_core.log.write.marking",
     "Message": "wal3_core.model.record",
@@ -308,7 +308,7 @@ _HOMES = {
     "Plan": "wal3_core.log.collect.planner",
     "Policy": "wal3_core.model.policy",
     "PolicyStore": "wal3_core.storage.documents.policy_store",
-    "Pressure": "wal3_core.model.pressure",
+    "Pressure": "wal3_core.fleet.dirty.back_pressure",
     "Problem": "wal3_core.log.read.scrub_report",
     "Proof": "wal3_core.model.pass_record",
     "QueueDefinition": "wal3_core.views.queue.definition",
@@ -321,11 +321,11 @@ _HOMES = {
     "Replacement": "wal3_core.model.splice",
     "ResumeReport": "wal3_core.log.write.halt",
     "RetryOptions": "wal3_core.options",
-    "RollUp": "wal3_core.fleet.rollup",
-    "RollUpEnd": "wal3_core.fleet.rollup",
-    "RollUpOptions": "wal3_core.model.rollup_options",
-    "RollUpPlan": "wal3_core.model.rollup_plan",
-    "RollUpTime": "wal3_core.model.rollup_plan",
+    "RollUp": "wal3_core.fleet.dirty.rollup",
+    "RollUpEnd": "wal3_core.fleet.dirty.rollup",
+    "RollUpOptions": "wal3_core.fleet.dirty.rollup_plan",
+    "RollUpPlan": "wal3_core.fleet.dirty.rollup_plan",
+    "RollUpTime": "wal3_core.fleet.dirty.rollup_plan",
     "Runtime": "wal3_core.runtime.port",
     "ScrubReport": "wal3_core.log.read.scrub",
     "Seal": "wal3_core.model.manifest_parts",
@@ -342,7 +342,7 @@ _HOMES = {
     "StaleTokenError": "wal3_core.errors",
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
-    "Stretch": "wal3_core.model.rollup_plan",
+    "MarkerRange": "wal3_core.fleet.dirty.rollup_plan",
     "Stray": "wal3_core.views.feed.messages",
     "SubscriptionInfo": "wal3_core.views.feed.subscription_options",
     "SubscriptionOptions": "wal3_core.views.feed.subscription_options",
@@ -361,12 +361,12 @@ _HOMES = {
     "Witness": "wal3_core.storage.documents.cursor_store",
     "WriterOptions": "wal3_core.options",
     "WriterStats": "wal3_core.log.write.stats",
-    "assigned": "wal3_core.fleet.assignment",
+    "assigned": "wal3_core.fleet.dirty.dirty_log",
     "bootstrap": "wal3_core.log.write.bootstrap",
     "collect": "wal3_core.log.collect.collection",
     "copy": "wal3_core.log.maintain.copier",
     "destroy": "wal3_core.log.maintain.destroyer",
-    "dirty_logs": "wal3_core.fleet.assignment",
+    "dirty_logs": "wal3_core.fleet.dirty.dirty_log",
     "enable_metrics": "wal3_core.runtime.open_telemetry",
     "follow_across": "wal3_core.log.read.succession",
     "initialize_successor": "wal3_core.log.maintain.sealer",
@@ -374,7 +374,7 @@ _HOMES = {
     "migrate": "wal3_core.log.maintain.sealer",
     "open_pinned": "wal3_core.log.read.pinned",
     "open_store": "wal3_core.storage.open_store",
-    "over_limit": "wal3_core.fleet.pressure",
+    "over_limit": "wal3_core.fleet.dirty.back_pressure",
     "pinned_records": "wal3_core.log.read.pinned",
     "plan_destroy": "wal3_core.log.maintain.destroyer",
     "records_across": "wal3_core.log.read.succession",

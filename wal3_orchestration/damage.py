@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub_report import place_of_object
 from wal3_core.options import UNLIMITED
@@ -52,7 +52,7 @@ class Damage:
 
 def locate(store: ObjectStore, report: ScrubReport, problems: Sequence[Problem]) -> list[Damage]:
     """Find where the objects of a report's problems are stored, and their offsets, from the log's manifest."""
-    found = ask(partial(_ranges, store, report.log), {problem.path for problem in problems})
+    found = try_log(partial(_ranges, store, report.log), {problem.path for problem in problems})
     # The manifest itself may be what is damaged.
     ranges = {} if isinstance(found, LogError) else found
     return [

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from dagster import MetadataValue, TimestampMetadataValue
 
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReplacedError, StoreDeniedError
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 from wal3_orchestration.at_once import at_once
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class UnreadableLog:
 
 def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     """Read a log's present state; None when there is no log. UnavailableError when the store does not answer."""
-    found = ask(partial(_look, store), log)
+    found = try_log(partial(_look, store), log)
     if not isinstance(found, LogError):
         return found
     return UnreadableLog(log=log, message=str(found), denied=isinstance(found, StoreDeniedError))
@@ -113,7 +113,7 @@ def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
 def _manifest(store: ObjectStore, log: str) -> Manifest:
     """Read a log's manifest by one request."""
     runtime = shared_runtime()
-    return ManifestStore(patient(log_store(store, check_log_name(log)), runtime), runtime).load().manifest
+    return ManifestStore(with_retries(log_store(store, check_log_name(log)), runtime), runtime).load().manifest
 
 
 def read_states(store: ObjectStore, logs: Iterable[str]) -> Iterator[LogState | UnreadableLog]:
@@ -129,6 +129,6 @@ def read_manifests(store: ObjectStore, logs: Iterable[str]) -> Iterator[tuple[st
 
     Keep of each manifest what is needed. UnavailableError when the store does not answer.
     """
-    for log, found in at_once(lambda log: (log, ask(partial(_manifest, store), log)), logs):
+    for log, found in at_once(lambda log: (log, try_log(partial(_manifest, store), log)), logs):
         if not isinstance(found, LogError):
             yield log, found

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from wal3_core import InvalidRequestError, open_store
-from wal3_core.model.rollup_options import RollUpOptions
+from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from dagster import DagsterRunStatus, RunsFilter
 
 from wal3_core.errors import LogError
-from wal3_core.model.rollup import Decision, MarkedLog
-from wal3_core.model.rollup_plan import RollUpPlan
+from wal3_core.fleet.dirty.rollup_plan import Decision, MarkedLog, RollUpPlan
 from wal3_orchestration.defs.maintenance import request_maintenance
 from wal3_orchestration.partitions import ROLLED_UP, RUN_KEY_TAG
 
@@ -61,10 +60,10 @@ class Round:
     def name(self) -> str:
         """The round's name, and why its runs are asked for.
 
-        The same for the same stretches, if these logs were found to end at the same offsets: a run of this name
+        The same for the same marker_ranges, if these logs were found to end at the same offsets: a run of this name
         began after everything was committed that it stands for.
         """
-        stretches = sorted(json.dumps(plan.stretch.to_json(), sort_keys=True) for plan in self.plans)
+        marker_ranges = sorted(json.dumps(plan.marker_range.to_json(), sort_keys=True) for plan in self.plans)
         logs = sorted(
             f"{each.log} {each.marker.life} {_decided(each)}"
             for plan in self.plans
@@ -72,8 +71,11 @@ class Round:
             if each.decision is Decision.SELECTED
         )
         own = sorted(f"{name} {offset} {self.attempt}" for name, offset in self.collected.items())
-        digest = hashlib.sha256("\n".join([*stretches, "", *logs, "", *own]).encode()).hexdigest()[:_DIGEST_CHARS]
-        places = {**self.collected, **{plan.stretch.dirty_log: plan.stretch.limit.offset for plan in self.plans}}
+        digest = hashlib.sha256("\n".join([*marker_ranges, "", *logs, "", *own]).encode()).hexdigest()[:_DIGEST_CHARS]
+        places = {
+            **self.collected,
+            **{plan.marker_range.dirty_log: plan.marker_range.limit.offset for plan in self.plans},
+        }
         named = ", ".join(f"{name} to {offset}" for name, offset in sorted(places.items())[:_NAMED_MAX])
         more = f" and {len(places) - _NAMED_MAX} more" if len(places) > _NAMED_MAX else ""
         return f"{ROLLED_UP} {digest}: {named}{more}"

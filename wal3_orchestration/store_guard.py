@@ -13,7 +13,7 @@ from dagster import Failure, SensorEvaluationContext
 
 from wal3_core.fleet.identity import store_identity
 from wal3_core.options import RetryOptions
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retrying import timeout_s_of
 from wal3_orchestration.runbook import Section, address
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.fleet.survey import survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
@@ -249,7 +249,7 @@ def _repaired_until(memory_store: MemoryStore, place: int) -> bool:
                 _replace(memory_store, LOG)
 
     store.before = before
-    repaired = ask(lambda damaged: repair_log(damaged, LogAt(backup, LOG)), LogAt(store, LOG))
+    repaired = try_log(lambda damaged: repair_log(damaged, LogAt(backup, LOG)), LogAt(store, LOG))
     # Reads ahead may still go on.
     with at_once:
         store.before = lambda _kind, _path: None

@@ -117,7 +117,7 @@ def faulty(wal3: Command, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     store = FaultyStore(open_store(wal3.url))
     monkeypatch.setattr("wal3_core.cli.shell.session.open_store", lambda _: store)
     monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     return store
 
 

@@ -17,10 +17,10 @@ from wal3_core import LogWriter, open_store
 from wal3_core.cli.commands.exercise import progress_line, verdict_line
 from wal3_core.errors import UnavailableError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.fleet.exercise.ledger import Outcome
-from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.ledger import AppendOutcome
+from wal3_core.fleet.exercise.load import LoadShape
 from wal3_core.fleet.exercise.report import Checked, Figures, Summary
-from wal3_core.fleet.exercise.running import Plan, Progress
+from wal3_core.fleet.exercise.running import ExercisePlan, ExerciseProgress
 
 from .conftest import Command, Process
 
@@ -110,11 +110,11 @@ def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) ->
 
 
 def test_progress_names_refusals_by_a_condition_apart_from_failures() -> None:
-    load = Load(seed=1, rate_per_s=60, logs=6, processes=2, body_bytes_max=100, bytes_per_s=1e6)
+    load = LoadShape(seed=1, rate_per_s=60, logs=6, processes=2, body_bytes_max=100, bytes_per_s=1e6)
     counts = {"durable": 40, "not_durable": 55, "unknown": 2, "error ConditionNotMetError": 52, "error LogError": 5}
-    now = Progress(at_s=10, rate_per_s=60, figures=Figures(Counter(counts)), closed=0, killed=0)
+    now = ExerciseProgress(at_s=10, rate_per_s=60, figures=Figures(Counter(counts)), closed=0, killed=0)
 
-    line = progress_line(now, Plan(load, duration_s=60, bytes_max=1000))
+    line = progress_line(now, ExercisePlan(load, duration_s=60, bytes_max=1000))
 
     assert "40 durable, 52 refused by their condition, 5 failed or unknown" in line
 
@@ -126,7 +126,7 @@ def test_exercise_in_which_nothing_became_durable_says_nothing_for_the_store() -
 
     with pytest.raises(UnavailableError, match="found none in 61 s: nothing is known of the store"):
         summary.check_tried()
-    summary.checked.outcomes[Outcome.DURABLE] += 1
+    summary.checked.outcomes[AppendOutcome.DURABLE] += 1
     summary.check_tried()
 
 
@@ -135,7 +135,7 @@ def test_verdict_tells_where_the_acknowledged_records_are() -> None:
     summary = Summary(
         run="run-1", store="file:///s", seed=1, logs=2, load_s=61.0, checked=Checked(), figures=Figures(), kept=()
     )
-    summary.checked.outcomes[Outcome.DURABLE] += 46
+    summary.checked.outcomes[AppendOutcome.DURABLE] += 46
     summary.checked.sizes["read"] += 46
 
     without = verdict_line(summary)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.conftest import finished, printed
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import COLLECTED, KEYED, READ, done
-from wal3_core.fleet.assignment import dirty_logs
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Machines

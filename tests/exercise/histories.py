@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.ledger import Append, Found, LogLedger, Look, Outcome
+from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +37,8 @@ class History:
     submitted: defaultdict[str, deque[Append]] = field(default_factory=lambda: defaultdict(deque))
     done: defaultdict[str, deque[Append]] = field(default_factory=lambda: defaultdict(deque))
     ended: list[Append] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    found: list[ReadRecord] = field(default_factory=list)
+    looks: list[EndSeen] = field(default_factory=list)
     number: int = 0
 
     def step(self, what: str, process: str) -> None:
@@ -49,7 +49,7 @@ class History:
     def ledger(self) -> LogLedger:
         """What the ledgers say, with the final read: those without an answer are pending."""
         left = [each for queue in (*self.submitted.values(), *self.done.values()) for each in queue]
-        pending = [replace(each, outcome=Outcome.PENDING, offset=0) for each in left]
+        pending = [replace(each, outcome=AppendOutcome.PENDING, offset=0) for each in left]
         return LogLedger([*self.ended, *pending], list(self.found), list(self.looks), [])
 
     def _submit(self, process: str) -> None:
@@ -64,11 +64,11 @@ class History:
             append = self.submitted[process].popleft()
             offset = len(self.found) + 1
             self.found.append(found_of(append, offset))
-            self.done[process].append(replace(append, outcome=Outcome.DURABLE, offset=offset))
+            self.done[process].append(replace(append, outcome=AppendOutcome.DURABLE, offset=offset))
 
     def _refuse(self, process: str) -> None:
         if self.submitted[process]:
-            self.done[process].append(replace(self.submitted[process].popleft(), outcome=Outcome.NOT_DURABLE))
+            self.done[process].append(replace(self.submitted[process].popleft(), outcome=AppendOutcome.NOT_DURABLE))
 
     def _answer(self, process: str) -> None:
         if self.done[process]:
@@ -77,15 +77,15 @@ class History:
     def _forget(self, process: str) -> None:
         """Answer with an unknown outcome; whether it is in the log is open."""
         if self.done[process]:
-            append = replace(self.done[process].popleft(), outcome=Outcome.UNKNOWN, offset=0)
+            append = replace(self.done[process].popleft(), outcome=AppendOutcome.UNKNOWN, offset=0)
             self.ended.append(replace(append, answered_us=self.now_us))
 
     def _look(self, _process: str) -> None:
-        self.looks.append(Look(began_us=self.now_us, next_offset=len(self.found) + 1))
+        self.looks.append(EndSeen(began_us=self.now_us, next_offset=len(self.found) + 1))
 
 
-def found_of(append: Append, offset: int) -> Found:
-    return Found(offset=offset, key=append.key(RUN), num_bytes=append.num_bytes, checksum=append.checksum)
+def found_of(append: Append, offset: int) -> ReadRecord:
+    return ReadRecord(offset=offset, key=append.key(RUN), num_bytes=append.num_bytes, checksum=append.checksum)
 
 
 def history(taken: Iterable[Step]) -> LogLedger:
@@ -96,4 +96,6 @@ def history(taken: Iterable[Step]) -> LogLedger:
 
 
 def acknowledged(ledger: LogLedger) -> list[Append]:
-    return sorted((each for each in ledger.appends if each.outcome is Outcome.DURABLE), key=lambda each: each.offset)
+    return sorted(
+        (each for each in ledger.appends if each.outcome is AppendOutcome.DURABLE), key=lambda each: each.offset
+    )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.checker import Finding, Kind, check_log
-from wal3_core.fleet.exercise.ledger import Append, Found, LogLedger, Look, Outcome
+from wal3_core.fleet.exercise.checker import Violation, ViolationKind, check_log
+from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
 
 from .histories import LATE_US, LOG, RUN, acknowledged, found_of, history, steps
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .histories import Step
 
     # Makes a ledger wrong at one acknowledged append; names the kind, the offset and the record to be found.
-    Plant = Callable[[LogLedger, Append], tuple[LogLedger, tuple[Kind, int, str]]]
+    Plant = Callable[[LogLedger, Append], tuple[LogLedger, tuple[ViolationKind, int, str]]]
 
 
-def findings(ledger: LogLedger) -> list[Finding]:
+def findings(ledger: LogLedger) -> list[Violation]:
     return check_log(RUN, LOG, ledger, late_us=LATE_US)
 
 
@@ -32,97 +32,101 @@ def named(append: Append) -> str:
     return f"{append.process}/{append.number}"
 
 
-def changed(ledger: LogLedger, append: Append, *with_found: Found) -> LogLedger:
+def changed(ledger: LogLedger, append: Append, *with_found: ReadRecord) -> LogLedger:
     """Return a ledger with other records in place of the one of an append."""
     others = [each for each in ledger.found if each.offset != append.offset]
     return LogLedger(ledger.appends, [*others, *with_found], ledger.looks, ledger.problems)
 
 
-def lose(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
-    return changed(ledger, append), (Kind.MISSING, append.offset, named(append))
+def lose(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
+    return changed(ledger, append), (ViolationKind.MISSING, append.offset, named(append))
 
 
-def alter_body(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def alter_body(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     found = replace(found_of(append, append.offset), checksum="f" * 16)
-    return changed(ledger, append, found), (Kind.ALTERED, append.offset, named(append))
+    return changed(ledger, append, found), (ViolationKind.ALTERED, append.offset, named(append))
 
 
-def alter_length(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def alter_length(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     found = replace(found_of(append, append.offset), num_bytes=append.num_bytes - 1)
-    return changed(ledger, append, found), (Kind.ALTERED, append.offset, named(append))
+    return changed(ledger, append, found), (ViolationKind.ALTERED, append.offset, named(append))
 
 
-def alter_time_in_key(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def alter_time_in_key(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     found = replace(found_of(append, append.offset), key=f"{append.key(RUN)}0")
-    return changed(ledger, append, found), (Kind.ALTERED, append.offset, named(append))
+    return changed(ledger, append, found), (ViolationKind.ALTERED, append.offset, named(append))
 
 
-def alter_name_in_key(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def alter_name_in_key(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     found = replace(found_of(append, append.offset), key="\\xff")
-    return changed(ledger, append, found), (Kind.ALTERED, append.offset, named(append))
+    return changed(ledger, append, found), (ViolationKind.ALTERED, append.offset, named(append))
 
 
-def read_as_another(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def read_as_another(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     """Read at its offset, besides it, a record that may be in the log."""
-    other = replace(append, number=1000, outcome=Outcome.PENDING, offset=0)
+    other = replace(append, number=1000, outcome=AppendOutcome.PENDING, offset=0)
     both = found_of(append, append.offset), found_of(other, append.offset)
     wrong = changed(ledger, append, *both)
     wrong.appends.append(other)
-    return wrong, (Kind.ALTERED, append.offset, named(append))
+    return wrong, (ViolationKind.ALTERED, append.offset, named(append))
 
 
-def double(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def double(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     offset = len(ledger.found) + 1
     both = found_of(append, append.offset), found_of(append, offset)
-    return changed(ledger, append, *both), (Kind.DOUBLED, offset, named(append))
+    return changed(ledger, append, *both), (ViolationKind.DOUBLED, offset, named(append))
 
 
-def move(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def move(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     found = found_of(append, len(ledger.found) + 1)
-    return changed(ledger, append, found), (Kind.MISPLACED, append.offset, named(append))
+    return changed(ledger, append, found), (ViolationKind.MISPLACED, append.offset, named(append))
 
 
-def meet_another_condition(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def meet_another_condition(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     appends = [replace(each, expect_next=each.offset + 1) if each == append else each for each in ledger.appends]
     wrong = LogLedger(appends, ledger.found, ledger.looks, [])
-    return wrong, (Kind.MISPLACED, append.offset, named(append))
+    return wrong, (ViolationKind.MISPLACED, append.offset, named(append))
 
 
-def refuse(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
-    refused = replace(append, outcome=Outcome.NOT_DURABLE)
+def refuse(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
+    refused = replace(append, outcome=AppendOutcome.NOT_DURABLE)
     appends = [refused if each == append else each for each in ledger.appends]
     wrong = LogLedger(appends, ledger.found, ledger.looks, [])
-    return wrong, (Kind.UNWANTED, append.offset, named(append))
+    return wrong, (ViolationKind.UNWANTED, append.offset, named(append))
 
 
-def add_foreign(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def add_foreign(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     offset = len(ledger.found) + 1
     foreign = replace(found_of(append, offset), key=append.key("run-20250101T120000Z-a1b2c3"))
-    return changed(ledger, append, found_of(append, append.offset), foreign), (Kind.FOREIGN, offset, "")
+    return changed(ledger, append, found_of(append, append.offset), foreign), (ViolationKind.FOREIGN, offset, "")
 
 
-def look_stale(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def look_stale(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     """Look when it was just acknowledged, and see none of the log from it on."""
-    look = Look(began_us=append.answered_us + 1, next_offset=append.offset)
+    look = EndSeen(began_us=append.answered_us + 1, next_offset=append.offset)
     known = [each for each in acknowledged(ledger) if each.answered_us < look.began_us]
     newest = max(known, key=lambda each: each.offset)
     wrong = LogLedger(ledger.appends, ledger.found, [*ledger.looks, look], [])
-    return wrong, (Kind.STALE, newest.offset, named(newest))
+    return wrong, (ViolationKind.STALE, newest.offset, named(newest))
 
 
-def lose_after_it_was_seen(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def lose_after_it_was_seen(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     seen = replace(found_of(append, append.offset), seen_us=append.answered_us + 1)
-    return changed(ledger, append, seen), (Kind.MISSING, append.offset, named(append))
+    return changed(ledger, append, seen), (ViolationKind.MISSING, append.offset, named(append))
 
 
-def see_late(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def see_late(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     seen = replace(found_of(append, append.offset), seen_us=append.answered_us + LATE_US + 1)
-    return changed(ledger, append, found_of(append, append.offset), seen), (Kind.LATE, append.offset, named(append))
+    return changed(ledger, append, found_of(append, append.offset), seen), (
+        ViolationKind.LATE,
+        append.offset,
+        named(append),
+    )
 
 
-def find_unsound(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+def find_unsound(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     return LogLedger(ledger.appends, ledger.found, ledger.looks, [f"fragment {append.offset} is gone"]), (
-        Kind.UNSOUND,
+        ViolationKind.UNSOUND,
         0,
         "",
     )
@@ -190,7 +194,9 @@ def test_append_before_one_acknowledged_before_it_began_is_reordered(taken: list
 
     found = findings(swapped(ledger, one, other))
 
-    assert (Kind.REORDERED, one.offset, named(other)) in [(each.kind, each.offset, each.record) for each in found]
+    assert (ViolationKind.REORDERED, one.offset, named(other)) in [
+        (each.kind, each.offset, each.record) for each in found
+    ]
 
 
 @given(taken=steps, data=st.data())
@@ -207,7 +213,9 @@ def test_appends_of_a_process_out_of_the_order_of_their_submission_are_reordered
 
     found = findings(swapped(ledger, one, other))
 
-    assert (Kind.REORDERED, one.offset, named(other)) in [(each.kind, each.offset, each.record) for each in found]
+    assert (ViolationKind.REORDERED, one.offset, named(other)) in [
+        (each.kind, each.offset, each.record) for each in found
+    ]
 
 
 @given(taken=steps)
@@ -217,13 +225,15 @@ def test_records_that_were_seen_and_then_collected_are_not_missing(taken: list[S
     found = [replace(each, seen_us=1) if each.offset < middle else each for each in ledger.found]
     collected = replace(ledger, found=found, kept_from=middle)
 
-    assert [each.kind for each in findings(collected) if each.kind is not Kind.LATE] == []
+    assert [each.kind for each in findings(collected) if each.kind is not ViolationKind.LATE] == []
 
 
 @given(taken=steps)
 def test_record_of_a_killed_process_may_be_in_the_log_or_not(taken: list[Step]) -> None:
     ledger = history(taken)
-    pending = {each.key(RUN) for each in ledger.appends if each.outcome in {Outcome.PENDING, Outcome.UNKNOWN}}
+    pending = {
+        each.key(RUN) for each in ledger.appends if each.outcome in {AppendOutcome.PENDING, AppendOutcome.UNKNOWN}
+    }
     without = LogLedger(ledger.appends, [each for each in ledger.found if each.key not in pending], ledger.looks, [])
 
     assert findings(without) == []

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.ledger import Append, Found, Ledger, Look, Outcome, read_part
-from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, ReadRecord, read_part
+from wal3_core.fleet.exercise.load import LoadShape
 from wal3_core.fleet.exercise.report import Checked, Figures, Histogram, Summary, price_usd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LIMIT = 2**24
-LOAD = Load(seed=7, rate_per_s=300, logs=24, processes=3, body_bytes_max=LIMIT, bytes_per_s=2**20)
+LOAD = LoadShape(seed=7, rate_per_s=300, logs=24, processes=3, body_bytes_max=LIMIT, bytes_per_s=2**20)
 
 
 def test_load_has_bursts_and_idle_spells_and_its_rate_on_average() -> None:
@@ -45,11 +45,11 @@ def test_log_belongs_to_one_process_or_to_all() -> None:
 
 def test_load_depends_on_its_seed_alone() -> None:
     again, other = (
-        Load(seed=seed, rate_per_s=300, logs=24, processes=3, body_bytes_max=LIMIT, bytes_per_s=2**20)
+        LoadShape(seed=seed, rate_per_s=300, logs=24, processes=3, body_bytes_max=LIMIT, bytes_per_s=2**20)
         for seed in (7, 8)
     )
 
-    def shape(load: Load) -> list[object]:
+    def shape(load: LoadShape) -> list[object]:
         choices = [load.choice(1, 2, number, bytes_left=2**20) for number in range(50)]
         return [*choices, *(load.rate_at(at_s) for at_s in range(50)), load.life(1, 2, kills=True)]
 
@@ -71,18 +71,18 @@ def test_ledger_gives_back_what_was_noted_and_drops_a_line_cut_short(tmp_path: P
         checksum="ab",
         submitted_us=5,
         expect_next=9,
-        outcome=Outcome.DURABLE,
+        outcome=AppendOutcome.DURABLE,
         offset=9,
         answered_us=6,
     )
     pending = Append(process="p00.0", number=2, num_bytes=3, checksum="cd", submitted_us=7)
-    found = Found(offset=9, key=durable.key("run"), num_bytes=3, checksum="ab", seen_us=8)
+    found = ReadRecord(offset=9, key=durable.key("run"), num_bytes=3, checksum="ab", seen_us=8)
     ledger = Ledger(tmp_path, "p00.0")
     ledger.submit("log-0001", durable)
     ledger.submit("log-0001", pending)
     ledger.answer("log-0001", durable)
     ledger.read("log-0001", [found])
-    ledger.look("log-0001", Look(began_us=10, next_offset=11))
+    ledger.look("log-0001", EndSeen(began_us=10, next_offset=11))
     ledger.problem("log-0017", "a fragment\n\tis gone")
     with (tmp_path / "p00.0.01").open("ab") as file:
         file.write(b"log-0001\tS\tp00.0\t3\t")
@@ -91,7 +91,7 @@ def test_ledger_gives_back_what_was_noted_and_drops_a_line_cut_short(tmp_path: P
 
     assert set(logs) == {"log-0001", "log-0017"}
     assert logs["log-0001"].appends == [durable, pending]
-    assert (logs["log-0001"].found, logs["log-0001"].looks) == ([found], [Look(began_us=10, next_offset=11)])
+    assert (logs["log-0001"].found, logs["log-0001"].looks) == ([found], [EndSeen(began_us=10, next_offset=11)])
     assert logs["log-0017"].problems == ["a fragment is gone"]
 
 
@@ -125,7 +125,7 @@ def test_price_of_a_million_appends_is_that_of_the_durable_ones(
         seed=1,
         logs=1,
         load_s=1.0,
-        checked=Checked(outcomes=Counter({Outcome.DURABLE: durable, Outcome.UNKNOWN: 7})),
+        checked=Checked(outcomes=Counter({AppendOutcome.DURABLE: durable, AppendOutcome.UNKNOWN: 7})),
         figures=Figures(requests=Counter({"create": 1000, "get": 1000})),
         kept=(),
     )

@@ -32,7 +32,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import MissingError, UnmarkedError
-from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits, RetryOptions, SnapshotOptions
 from wal3_core.storage.documents.manifest_store import ManifestStore

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
     from wal3_core import LogPosition
-    from wal3_core.fleet.fleet_options import FleetOptions
+    from wal3_core.fleet.open_logs import FleetOptions
 
 SOON_S = 0.001
 

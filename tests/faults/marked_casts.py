@@ -10,7 +10,7 @@ from tests.faults.demanding import OrderedWriter
 from tests.faults.fleets import FleetWriter
 from tests.faults.rollups import CollectingMarkers, Member, RollingUp, drawn_roll_up
 from tests.faults.store import LOG
-from wal3_core.fleet.fleet_options import FleetOptions
+from wal3_core.fleet.open_logs import FleetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -57,11 +57,11 @@ MARKING_MUTANTS = (
     Mutation(
         "the logs are looked up before their markers are read",
         "RollUp.read",
-        "looked = list(look_up(...))",
-        "looked = look_up(...)\n"
+        "looked = list(probe_logs(...))",
+        "looked = probe_logs(...)\n"
         "early = {marker.log: log for marker, log in looked}\n"
-        "stretch, manifest = self._begin()\n"
-        "folded = fold(self.markers(stretch, manifest))\n"
+        "marker_range, manifest = self._begin()\n"
+        "folded = fold(self.markers(marker_range, manifest))\n"
         "looked = [(m, early[m.log]) for m in folded.values() if m.log in early]",
     ),
     Mutation(
@@ -76,8 +76,8 @@ MARKING_MUTANTS = (
     Mutation(
         "a roll-up that was overtaken moves the cursor",
         "RollUp.finish",
-        "_1 != stretch.generation",
-        "_1 < stretch.generation",
+        "_1 != marker_range.generation",
+        "_1 < marker_range.generation",
     ),
     Mutation(
         "handing out drops what was not committed yet",

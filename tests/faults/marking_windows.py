@@ -7,8 +7,8 @@ from contextlib import suppress
 from tests.spec import rolling
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, RetryOptions, UnknownDurabilityError, WriterOptions
-from wal3_core.fleet.dirty_log import DirtyLog
-from wal3_core.fleet.rollup import RollUp
+from wal3_core.fleet.dirty.dirty_log import DirtyLog
+from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime

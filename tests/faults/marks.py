@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wal3_core import Record
-from wal3_core.fleet.rollup import ROLLUP
+from wal3_core.fleet.dirty.rollup import ROLLUP
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.marker import Marker, life_of_log
 from wal3_core.model.paths import MANIFEST, LogId, cursor_path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.faults.lives import Names
     from tests.faults.oracle import Oracle
     from wal3_core import Message
-    from wal3_core.model.rollup_plan import RollUpPlan, Stretch
+    from wal3_core.fleet.dirty.rollup_plan import MarkerRange, RollUpPlan
 
 DIRTY_LOGS = "dirty/"
 
@@ -72,7 +72,7 @@ class Marks:
     markers: defaultdict[str, list[Marker]] = field(default_factory=lambda: defaultdict(list))
     writers: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     # What each process has begun to finish: it may be dead when its request arrives.
-    finishing: defaultdict[str, list[tuple[Stretch, dict[LogId, int]]]] = field(
+    finishing: defaultdict[str, list[tuple[MarkerRange, dict[LogId, int]]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     # The compactors that took a dirty log for their own.
@@ -143,7 +143,7 @@ class Marks:
 
     def finishes(self, who: str, decided: Decided, handled: Collection[str]) -> None:
         """Record that a process begins to finish a plan."""
-        self.finishing[who].append((decided.plan.stretch, decided.drops(handled, self.names)))
+        self.finishing[who].append((decided.plan.marker_range, decided.drops(handled, self.names)))
 
     # ------------------------------------------------------------------ changes of dirty logs
 
@@ -175,8 +175,8 @@ class Marks:
         assert begin <= limit, f"{log}: the roll-up cursor moved back from {begin} to {limit}"
         finished = [
             drops
-            for stretch, drops in self.finishing[who]
-            if (stretch.dirty_log, stretch.generation, stretch.start, stretch.limit.offset)
+            for marker_range, drops in self.finishing[who]
+            if (marker_range.dirty_log, marker_range.generation, marker_range.start, marker_range.limit.offset)
             == (log, generation, begin, limit)
         ]
         assert finished, f"{log}: the roll-up cursor moved from {begin} to {limit} over markers that {who} has not read"

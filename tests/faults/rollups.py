@@ -12,11 +12,10 @@ from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogWriter, Message, collect
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, MissingError
-from wal3_core.fleet.assignment import assigned
-from wal3_core.fleet.dirty_log import DirtyLog
-from wal3_core.fleet.fleet_options import FleetOptions
-from wal3_core.fleet.rollup import ROLLUP, RollUp
-from wal3_core.model.rollup_options import RollUpOptions
+from wal3_core.fleet.dirty.dirty_log import DirtyLog, assigned
+from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp
+from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
+from wal3_core.fleet.open_logs import FleetOptions
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Actor, Stage
     from tests.faults.simulator import SimProcess
     from wal3_core import WriterOptions
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
 
 # The chance that a compactor has learned of the next change by its next round.
 LEARNS = 0.3
@@ -128,7 +127,7 @@ class Rolling:
         rollup = RollUp(SimStore(world, self._process), self._log, options=self._options, runtime=self._process)
         since = world.marks.reading(cursor)
         plan = rollup.read()
-        assert not plan.stretch.skipped, f"markers were collected before they were rolled up: {plan.stretch}"
+        assert not plan.marker_range.skipped, f"markers were collected before they were rolled up: {plan.marker_range}"
         decided = world.marks.read(plan, cursor, since)
         handled = [log for log in self._dirty(plan) if dice.random() < hands_out]
         # So long that others append, commit and roll up.

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.fleet.dirty.rollup_plan import marker_from_json, marker_to_json
 from wal3_core.model.marker import Marker, fold
 from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record
-from wal3_core.model.rollup import marker_from_json, marker_to_json
 from wal3_core.model.strict_json import U64_MAX, Fields
 
 _NAMES = st.sampled_from(["a", "orders", "tenant-0042/orders", "b/c/d"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wal3_core.fleet.dirty.rollup_plan import Decision, LogProbe, RollUpOptions, before, decide, since
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
-from wal3_core.model.rollup import Decision, Looked, before, decide, since
-from wal3_core.model.rollup_options import RollUpOptions
 
 LOG_ID = "0123456789abcdef" * 2
 NOW_US = 10**9
@@ -31,9 +30,9 @@ def _markers(draw: st.DrawFn) -> Marker:
 
 
 @st.composite
-def _looked(draw: st.DrawFn) -> Looked:
+def _looked(draw: st.DrawFn) -> LogProbe:
     first = draw(_offsets)
-    return Looked(
+    return LogProbe(
         log_id=draw(st.sampled_from([LOG_ID, LOG_ID, "f" * 32, ""])),
         first=first,
         next=draw(st.integers(first, 14)),
@@ -67,7 +66,9 @@ def test_parts_before_and_since_an_offset_make_up_the_marker(marker: Marker, off
 
 
 @given(_markers(), _looked(), _options)
-def test_what_the_manifest_does_not_decide_stays_marked(marker: Marker, looked: Looked, options: RollUpOptions) -> None:
+def test_what_the_manifest_does_not_decide_stays_marked(
+    marker: Marker, looked: LogProbe, options: RollUpOptions
+) -> None:
     found = decide(marker, looked, NOW_US, options)
 
     ends = looked.error is None and (looked.log_id != LOG_ID or marker.life != LOG_ID[:8])
@@ -92,7 +93,7 @@ def test_what_the_manifest_does_not_decide_stays_marked(marker: Marker, looked: 
 
 @given(_markers(), _looked(), _options, _offsets)
 def test_fence_drops_only_what_lies_behind_the_log_s_end(
-    marker: Marker, looked: Looked, options: RollUpOptions, more: int
+    marker: Marker, looked: LogProbe, options: RollUpOptions, more: int
 ) -> None:
     found = decide(marker, looked, NOW_US, options)
     if found.rest is None:

@@ -17,8 +17,8 @@ from dagster import (
 from tests.orchestration.checked import logs_of
 from tests.orchestration.conftest import SILENT
 from wal3_core import LogReader
-from wal3_core.fleet.assignment import dirty_logs
-from wal3_core.fleet.rollup import RollUp
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
+from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs
 from wal3_orchestration.resources import RollUpResource, StoreResource

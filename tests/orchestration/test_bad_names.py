@@ -15,7 +15,7 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.verify_plan import plan_log
+from wal3_core.spark.verify import plan_log
 from wal3_orchestration.defs.garbage_collection.due import find_due
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states

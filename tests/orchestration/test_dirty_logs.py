@@ -13,7 +13,7 @@ from tests.orchestration.checked import logs_of
 from tests.orchestration.conftest import make_home
 from tests.orchestration.dirty import AT_ONCE, Sensor, num_records, waiting
 from wal3_core import Fleet, FleetOptions, LogWriter
-from wal3_core.fleet.rollup import RollUp
+from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
 from wal3_core.spark.rollup import plan_rollups
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from wal3_core.model.rollup_options import RollUpOptions
+    from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
     from wal3_core.spark.rollup import PlannedRollUp
     from wal3_core.storage.object_store import ObjectStore
 

@@ -14,8 +14,8 @@ from tests.orchestration.checked import check_of, found_bad
 from tests.orchestration.conftest import SILENT
 from tests.orchestration.dirty import AT_ONCE, Sensor, waiting
 from wal3_core import CursorStore, Fleet, FleetOptions, LogAt, LogPosition, LogReader, LogWriter, copy, destroy
+from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.fleet.identity import store_identity
-from wal3_core.fleet.rollup import RollUp
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.assets import JOB
 from wal3_orchestration.defs.dirty_logs.pressed import Pressed
@@ -192,12 +192,12 @@ def test_another_store_is_refused_and_nothing_is_changed_there(
     # As every store in a directory has.
     (root / ".wal3" / "locks").mkdir(parents=True)
     shutil.move(root.with_name("moved") / "dirty", root / "dirty")
-    before = RollUp(fleet, "dirty/server").stretch()
+    before = RollUp(fleet, "dirty/server").marker_range()
 
     with pytest.raises(Failure, match="looks after, found no identity"):
         sensor.evaluate()
 
-    assert RollUp(fleet, "dirty/server").stretch() == before
+    assert RollUp(fleet, "dirty/server").marker_range() == before
     assert list(instance.get_dynamic_partitions(LOGS_NAME)) == ["alpha"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.orchestration.checked import found_bad
 from tests.spec.collecting import ClockStore
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, destroy
-from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
+from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
@@ -50,13 +50,16 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
 @pytest.mark.parametrize(
     ("standing", "warning"),
     [
-        (Standing(path="gc/x", age_s=201), "1 documents left, gc/x for 201 s"),
-        (Standing(path="gc/x", age_s=199), None),
-        (Standing(path="gc/x", age_s=51, announced=True), "gc/x to prune within 50 s, found it announced for 51 s"),
-        (Standing(path="gc/x", age_s=49, announced=True), None),
+        (GarbageDocumentStatus(path="gc/x", age_s=201), "1 documents left, gc/x for 201 s"),
+        (GarbageDocumentStatus(path="gc/x", age_s=199), None),
+        (
+            GarbageDocumentStatus(path="gc/x", age_s=51, announced=True),
+            "gc/x to prune within 50 s, found it announced for 51 s",
+        ),
+        (GarbageDocumentStatus(path="gc/x", age_s=49, announced=True), None),
     ],
 )
-def test_alarm_for_old_garbage_and_old_announcements(standing: Standing, warning: str | None) -> None:
+def test_alarm_for_old_garbage_and_old_announcements(standing: GarbageDocumentStatus, warning: str | None) -> None:
     found = overdue(replace(QUIET, documents=(standing,)), LIMITS)
 
     assert found is None if warning is None else found is not None and warning in " ".join(found.split())

@@ -63,7 +63,7 @@ def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     # One unanswered request fails its step: nothing below the step retries.
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.0)
     faulty, places = FaultyStore(fleet), random.Random(seed)
     monkeypatch.setattr("wal3_orchestration.resources.open_store", lambda _url, session: faulty)  # noqa: ARG005 - as it is called
 

@@ -10,7 +10,7 @@ from dagster import RunRequest
 from tests.orchestration.checked import check_of, recorded_by
 from tests.spark.failing_once import WHY, let_first_attempts_fail
 from wal3_core.model.retried import Retried
-from wal3_core.spark import log_jobs, verify
+from wal3_core.spark import jobs, verify
 from wal3_orchestration.outcomes import retried_metadata
 from wal3_orchestration.partitions import run_request
 
@@ -54,7 +54,7 @@ def test_failed_tasks_of_a_sweep_are_shown_by_its_sum_and_its_checks(
     known: list[str], run: Run, monkeypatch: pytest.MonkeyPatch, sweep: str, check: str
 ) -> None:
     assert known
-    let_first_attempts_fail(monkeypatch, log_jobs, "collect_task")
+    let_first_attempts_fail(monkeypatch, jobs, "collect_task")
 
     result = run(f"{sweep}_sweep", RunRequest(), ON_SPARK)
 

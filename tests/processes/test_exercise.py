@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import open_store
-from wal3_core.fleet.exercise.checker import Kind
-from wal3_core.fleet.exercise.ledger import Append, Ledger, Outcome
-from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.checker import ViolationKind
+from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, Ledger
+from wal3_core.fleet.exercise.load import LoadShape
 from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_store
-from wal3_core.fleet.exercise.running import Exercise, Plan
+from wal3_core.fleet.exercise.running import Exercise, ExercisePlan
 from wal3_core.options import MIB
 from wal3_core.runtime import shared_runtime
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.fleet.exercise.report import Summary
-    from wal3_core.fleet.exercise.running import Progress
+    from wal3_core.fleet.exercise.running import ExerciseProgress
 
 DEADLINE_S = 120
-LOAD = Load(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
-PLAN = Plan(LOAD, duration_s=None, bytes_max=2**40, maintenance=True, late_s=60)
+LOAD = LoadShape(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
+PLAN = ExercisePlan(LOAD, duration_s=None, bytes_max=2**40, maintenance=True, late_s=60)
 
 
-def loaded(url: str, folder: Path, plan: Plan, enough: Callable[[Progress], object]) -> Exercise:
+def loaded(url: str, folder: Path, plan: ExercisePlan, enough: Callable[[ExerciseProgress], object]) -> Exercise:
     """Put a load on a store until there was enough of it; after the deadline its processes are killed."""
     folder.mkdir()
     exercise, ended = Exercise(open_store(url), url, plan, folder), [False]
     until_s = time.monotonic() + DEADLINE_S
 
-    def show(now: Progress) -> None:
+    def show(now: ExerciseProgress) -> None:
         ended[0] = ended[0] or bool(enough(now))
 
     exercise.load(lambda: ended[0] or time.monotonic() > until_s, show, lambda: time.monotonic() > until_s)
     return exercise
 
 
-def some(now: Progress) -> bool:
+def some(now: ExerciseProgress) -> bool:
     return now.figures.counts["durable"] > 100
 
 
-def many(now: Progress) -> bool:
+def many(now: ExerciseProgress) -> bool:
     return now.figures.counts["durable"] > 300
 
 
@@ -64,14 +64,14 @@ def checked(exercise: Exercise) -> Summary:
 
 @pytest.mark.slow
 def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str, tmp_path: Path) -> None:
-    def enough(now: Progress) -> object:
+    def enough(now: ExerciseProgress) -> object:
         return many(now) and now.killed and now.closed and now.figures.counts["records_collected"]
 
     exercise = loaded(local_url, tmp_path / "ledgers", PLAN, enough)
     summary = checked(exercise)
 
     assert summary.sound, summary.checked.shown
-    assert summary.checked.outcomes[Outcome.DURABLE] > 100
+    assert summary.checked.outcomes[AppendOutcome.DURABLE] > 100
     assert summary.figures.counts["killed"] > 0
     assert summary.figures.counts["closed"] > 0
     assert summary.figures.counts["records_collected"] > 0
@@ -88,7 +88,7 @@ def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str
 def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
     s3_url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
-    def enough(now: Progress) -> object:
+    def enough(now: ExerciseProgress) -> object:
         return many(now) and now.killed and now.figures.counts["unanswered"]
 
     with listening(RoughProxy(s3_endpoint)) as proxy:
@@ -97,7 +97,7 @@ def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
         print(proxy.fired)
 
     assert summary.sound, summary.checked.shown
-    assert summary.checked.outcomes[Outcome.DURABLE] > 100
+    assert summary.checked.outcomes[AppendOutcome.DURABLE] > 100
     assert summary.figures.counts["killed"] > 0
     assert summary.figures.counts["unanswered"] > 0
 
@@ -108,7 +108,7 @@ def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Pat
     kept: dict[str, bytes] = {}
     store = tmp_path / "store"
 
-    def replaced(now: Progress) -> bool:
+    def replaced(now: ExerciseProgress) -> bool:
         """Keep the first manifest that names a record; return whether there was a later one."""
         found = [path for path in store.glob(f"exercise/*/{log}/manifest/*") if path.stat().st_size]
         if found and now.figures.counts["durable"] and not kept:
@@ -123,7 +123,7 @@ def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Pat
 
     assert kept
     assert not summary.sound
-    assert summary.checked.found[Kind.MISSING] > 0
+    assert summary.checked.found[ViolationKind.MISSING] > 0
     assert {each.log for each in summary.checked.shown} == {log}
 
 
@@ -136,7 +136,7 @@ def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str,
         num_bytes=3,
         checksum="0" * 16,
         submitted_us=1,
-        outcome=Outcome.DURABLE,
+        outcome=AppendOutcome.DURABLE,
         offset=10**6,
         answered_us=2**60,
     )
@@ -146,7 +146,7 @@ def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str,
     summary = checked(exercise)
 
     found = [(each.kind, each.log, each.offset, each.record) for each in summary.checked.shown]
-    assert found == [(Kind.MISSING, log_name(3), 10**6, "p99.0/1")]
+    assert found == [(ViolationKind.MISSING, log_name(3), 10**6, "p99.0/1")]
 
 
 @pytest.mark.slow
@@ -157,6 +157,6 @@ def test_log_whose_fragment_is_gone_is_unsound(local_url: str, tmp_path: Path) -
     place.delete(fragment)
     summary = checked(exercise)
 
-    assert summary.checked.found[Kind.UNSOUND] > 0
-    assert summary.checked.found[Kind.MISSING] > 0
+    assert summary.checked.found[ViolationKind.UNSOUND] > 0
+    assert summary.checked.found[ViolationKind.MISSING] > 0
     assert {each.log for each in summary.checked.shown} == {log_name(0)}

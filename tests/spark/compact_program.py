@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from wal3_core.compaction.merge import Merging
-    from wal3_core.spark.compact_task import Part
+    from wal3_core.spark.compact_task import PassTask
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
 TOKEN = "00000000000000aa"
@@ -50,7 +50,7 @@ def _mark(kind: str) -> bool:
     return not context.attemptNumber()
 
 
-def dying_read(batches: Iterable[pa.RecordBatch], *, part: Part) -> Iterator[pa.RecordBatch]:
+def dying_read(batches: Iterable[pa.RecordBatch], *, part: PassTask) -> Iterator[pa.RecordBatch]:
     """Read as the library does, and die once after the first keys."""
     first = _mark("read")
     for found in read_keys(batches, part=part):
@@ -59,7 +59,7 @@ def dying_read(batches: Iterable[pa.RecordBatch], *, part: Part) -> Iterator[pa.
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying_merge(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
+def dying_merge(batches: Iterable[pa.RecordBatch], *, part: PassTask, merging: Merging) -> Iterator[pa.RecordBatch]:
     """Merge as the library does: die once after the first group is uploaded; then two of them race."""
     first = _mark("merge")
     asked = list(batches)

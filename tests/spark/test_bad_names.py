@@ -19,7 +19,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import collect, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.verify_plan import plan_log
+from wal3_core.spark.verify import plan_log
 from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
 
 
 def test_store_that_does_not_answer_fails_every_log(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.0)
     fill(memory_store, GOOD, fragments=1)
     store = FaultyStore(memory_store)
     store.fail("get", GOOD, "unavailable", times=1_000)

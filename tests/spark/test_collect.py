@@ -15,7 +15,7 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
+from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.log.collect.pruner import Marked
@@ -128,7 +128,7 @@ def test_survey_of_a_log_with_many_cursors_and_documents_reads_back_from_its_tex
     survey = Survey(
         log="a",
         cursors=tuple(CursorAge(name=name, lag=1, idle_s=1) for name in names),
-        documents=tuple(Standing(path=name, age_s=1) for name in names),
+        documents=tuple(GarbageDocumentStatus(path=name, age_s=1) for name in names),
     )
 
     assert Survey.from_text(to_text(survey.to_json())) == survey

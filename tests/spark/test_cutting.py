@@ -15,16 +15,15 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.bounds import Bounds, Span
-from wal3_core.spark.cutting import cut
 from wal3_core.spark.planning import plan_log, reader_of
-from wal3_core.spark.tasks import cost, group
-from wal3_core.spark.verify_plan import ROWS_AT_ONCE, work_table
+from wal3_core.spark.tasks import cost, cut, group
+from wal3_core.spark.verify import ROWS_AT_ONCE, work_table
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.spark.cutting import Piece
+    from wal3_core.spark.tasks import LogPiece
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
@@ -41,11 +40,11 @@ def long_log() -> MemoryStore:
     return store
 
 
-def planned(store: ObjectStore, bounds: Bounds = Bounds()) -> list[Piece]:  # noqa: B008 - it never changes
+def planned(store: ObjectStore, bounds: Bounds = Bounds()) -> list[LogPiece]:  # noqa: B008 - it never changes
     return plan_log(store, "a", reader_of(store, "a").manifest(), bounds)
 
 
-def seq_nos(store: ObjectStore, piece: Piece) -> Iterator[int]:
+def seq_nos(store: ObjectStore, piece: LogPiece) -> Iterator[int]:
     """The fragments that a task reads for a piece."""
     if piece.opened:
         return

@@ -15,10 +15,10 @@ from tests.spec.compacting import LOG, append, keyed_log
 from wal3_core import LogWriter, scrub
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.model.retried import Retried
-from wal3_core.spark import SparkEngine, compact, log_jobs, named_jobs, verify, verify_logs
+from wal3_core.spark import SparkEngine, compact, jobs, verify, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.job_records import reason_of
-from wal3_core.spark.progress import Progress
+from wal3_core.spark.jobs import ConnectProgress
 from wal3_core.spark.rollup import plan_rollups
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_jobs_in_which_nothing_fails_say_so_whatever_failed_before(
 ) -> None:
     fill(local_store, "a", fragments=3)
     with monkeypatch.context() as patch:
-        let_first_attempts_fail(patch, log_jobs, "collect_task")
+        let_first_attempts_fail(patch, jobs, "collect_task")
         first = plan_collections(spark, local_store.url, ["a"])
 
     second = plan_collections(spark, local_store.url, ["a"])
@@ -79,7 +79,7 @@ def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
 ) -> None:
     make_logs(local_store)
     LogWriter.initialize(local_store, "dirty/server")
-    let_first_attempts_fail(monkeypatch, log_jobs, "collect_task")
+    let_first_attempts_fail(monkeypatch, jobs, "collect_task")
     let_first_attempts_fail(monkeypatch, compact, "merge_task")
 
     compacted = KeyCompactor(local_store, LOG, engine=SparkEngine(spark)).compact(force=True)
@@ -100,10 +100,10 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_logs(local_store)
-    for module, task in ((verify, "verify_task"), (log_jobs, "collect_task"), (compact, "merge_task")):
+    for module, task in ((verify, "verify_task"), (jobs, "collect_task"), (compact, "merge_task")):
         let_first_attempts_fail(monkeypatch, module, task)
     # As in a client of Spark Connect, for this module alone, whose server says nothing of progress.
-    monkeypatch.setattr(named_jobs, "is_remote", lambda: True)
+    monkeypatch.setattr(jobs, "is_remote", lambda: True)
     for name in ("registerProgressHandler", "removeProgressHandler"):
         monkeypatch.setattr(type(spark), name, lambda _spark, _handler: None)
 
@@ -143,7 +143,7 @@ _SAID = [
 def test_client_of_spark_connect_counts_tasks_beyond_those_of_the_stages(
     num_tasks: int, num_stages: int, stages: list[Stage]
 ) -> None:
-    progress = Progress()
+    progress = ConnectProgress()
 
     progress(stages=stages[:1], operation_id="one", inflight_tasks=1, done=False)
     progress(stages=stages, operation_id="one", inflight_tasks=0, done=True)

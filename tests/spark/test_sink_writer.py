@@ -11,8 +11,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
 from wal3_core.errors import NotDurableError, SealedError, UnknownDurabilityError
+from wal3_core.spark.requests import WriteRequest
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
-from wal3_core.spark.write_request import WriteRequest
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import COLUMNS, spark_schema
-from wal3_core.spark.stream import LogStreamReader
-from wal3_core.spark.stream_offsets import Reached, begin_of, from_json, share_out, to_json
-from wal3_core.spark.stream_request import StreamRequest
+from wal3_core.spark.requests import StreamRequest
+from wal3_core.spark.stream import LogStreamReader, Reached, begin_of, from_json, share_out, to_json
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store

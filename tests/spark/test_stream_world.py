@@ -27,10 +27,9 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import sink
 from wal3_core.spark.columns import COLUMNS, spark_schema
+from wal3_core.spark.requests import StreamRequest, WriteRequest
 from wal3_core.spark.sink import LogStreamSinkWriter
 from wal3_core.spark.stream import LogStreamReader
-from wal3_core.spark.stream_request import StreamRequest
-from wal3_core.spark.write_request import WriteRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,7 @@ from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, 
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.spark import verify_logs
-from wal3_core.spark.verify import _report, _run
-from wal3_core.spark.verify_plan import plan_log
+from wal3_core.spark.verify import _report, _run, plan_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -118,7 +118,7 @@ def kinds() -> dict[str, Kind]:
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
         *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
         *(KeyedOptions(), SubscriptionOptions(), Extension()),
-        *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.stretch),
+        *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.marker_range),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
     return found

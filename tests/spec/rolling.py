@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from tests.spec.logs import manifest_of
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, RetryOptions
-from wal3_core.fleet.rollup import ROLLUP, RollUp
+from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp
+from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, markers_of
 from wal3_core.model.marker import Marker, fold
-from wal3_core.model.rollup import Decision, markers_of
-from wal3_core.model.rollup_options import RollUpOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
 DIRTY = "dirty/x"

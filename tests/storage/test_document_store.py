@@ -12,7 +12,7 @@ from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.position import LogPosition
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.document_store import DocumentStore, Seen
+from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument
 from wal3_core.storage.object_store import Etag, ObjectStore, Versioned
 
 PATH = "cursor/reader.json"
@@ -126,7 +126,7 @@ def test_change_applied_minutes_later_does_not_undo_later_changes(store: ObjectS
 
 def test_unanswered_save_overtaken_by_another_is_refused(store: ObjectStore) -> None:
     faulty = FaultyStore(store)
-    created, saved = documents(store).save(PATH, FIRST, None), list[Seen[Cursor] | None]()
+    created, saved = documents(store).save(PATH, FIRST, None), list[LoadedDocument[Cursor] | None]()
     faulty.fail("replace", "cursor/", "unknown")
     faulty.before = lambda kind, _: overtake() if kind == "get" else None
 

@@ -8,7 +8,7 @@ from tests.faults.simulator import SimProcess, Simulation
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, share_of
-from wal3_core.storage.paced import PacedStore, paced
+from wal3_core.storage.rate_limits import RateLimitedStore, rate_limited
 
 RATE = 1000
 BYTES = 250
@@ -18,8 +18,8 @@ BYTES = 250
 def test_tasks_of_one_pace_move_no_more_bytes_than_its_rate_and_no_less(seed: int) -> None:
     simulation = Simulation(seed)
     process = SimProcess(simulation, "a")
-    memory = MemoryStore(shared_runtime(), name=f"paced-{seed}")
-    store = paced(memory, RATE, process)
+    memory = MemoryStore(shared_runtime(), name=f"rate_limited-{seed}")
+    store = rate_limited(memory, RATE, process)
     moved: list[float] = []
 
     def work(number: int) -> None:
@@ -44,7 +44,7 @@ def test_tasks_of_one_pace_move_no_more_bytes_than_its_rate_and_no_less(seed: in
 def test_pause_earns_no_burst_and_requests_without_bytes_are_free() -> None:
     simulation = Simulation(1)
     process = SimProcess(simulation, "a")
-    store = paced(MemoryStore(shared_runtime(), name="paced-burst"), RATE, process)
+    store = rate_limited(MemoryStore(shared_runtime(), name="rate_limited-burst"), RATE, process)
     took: list[float] = []
 
     def work() -> None:
@@ -66,10 +66,10 @@ def test_pause_earns_no_burst_and_requests_without_bytes_are_free() -> None:
 
 
 def test_no_limit_leaves_the_store_as_it_is_and_a_limit_keeps_whose_work_it_is() -> None:
-    store = MemoryStore(shared_runtime(), name="paced-share")
+    store = MemoryStore(shared_runtime(), name="rate_limited-share")
 
-    limited = paced(store, 1024, shared_runtime())
+    limited = rate_limited(store, 1024, shared_runtime())
 
-    assert paced(store, None, shared_runtime()) is store
-    assert isinstance(limited, PacedStore)
+    assert rate_limited(store, None, shared_runtime()) is store
+    assert isinstance(limited, RateLimitedStore)
     assert (limited.url, share_of(limited)) == (store.url, share_of(store))

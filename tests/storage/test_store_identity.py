@@ -66,7 +66,7 @@ def test_unreadable_identity_is_an_error_and_not_replaced(memory_store: ObjectSt
 def test_identity_that_cannot_be_written_is_an_error(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     faulty = FaultyStore(memory_store)
     faulty.fail("create", STORE_IDENTITY, "unknown", times=99)
 

@@ -15,8 +15,7 @@ from tests.stores import FaultyStore
 from wal3_core import UnavailableError
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, Etag
-from wal3_core.storage.throttle import Pace, Throttle
-from wal3_core.storage.throttled import ThrottledStore
+from wal3_core.storage.rate_limits import Throttle, ThrottledStore, TokenBuckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +235,7 @@ def test_turn_of_a_caller_that_is_interrupted_when_it_got_it_is_the_next_one_s()
 
 
 def test_burst_of_refusals_halves_the_rate_once_and_each_further_second_once_more() -> None:
-    pace = Pace(3500, now_s=0)
+    pace = TokenBuckets(3500, now_s=0)
 
     halved = [pace.slow_down(sent_s, now_s=sent_s + 0.03) for sent_s in (10, 10.01, 10.5, 11.02)]
 
@@ -248,7 +247,7 @@ def test_burst_of_refusals_halves_the_rate_once_and_each_further_second_once_mor
 
 def test_rate_never_falls_below_its_floor() -> None:
     for rate_per_s, floor in ((3500, 3500 / 64), (10, 1), (1, 1)):
-        pace = Pace(rate_per_s, now_s=0)
+        pace = TokenBuckets(rate_per_s, now_s=0)
         for second in range(100):
             pace.slow_down(2.0 * second, now_s=2.0 * second)
 
@@ -256,7 +255,7 @@ def test_rate_never_falls_below_its_floor() -> None:
 
 
 def test_success_restores_the_rate_step_by_step() -> None:
-    pace = Pace(1000, now_s=0)
+    pace = TokenBuckets(1000, now_s=0)
     pace.slow_down(5, now_s=5)
     rates = []
 
@@ -272,7 +271,7 @@ def test_success_restores_the_rate_step_by_step() -> None:
 
 
 def test_lower_limit_holds_at_once_and_a_halved_rate_is_kept() -> None:
-    pace = Pace(1000, now_s=0)
+    pace = TokenBuckets(1000, now_s=0)
     pace.limit(100)
     assert pace.rate_per_s == pace.rate_per_s_max == 100
     pace.slow_down(5, now_s=5)

@@ -21,8 +21,7 @@ from wal3_core import (
 from wal3_core.options import S3_READS_PER_S, S3_WRITES_PER_S
 from wal3_core.runtime import Observer, RequestEnd, ThreadRuntime, shared_runtime
 from wal3_core.storage.object_store import Done, Unknown
-from wal3_core.storage.throttle import Throttle
-from wal3_core.storage.throttled import ThrottledStore, throttle_stats
+from wal3_core.storage.rate_limits import Throttle, ThrottledStore, throttle_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ import pytest
 from tests.processes.children import child
 from tests.storage.test_processes import answer, become_nobody, reachable_root
 from wal3_core import InvalidRequestError, StoreDeniedError, UnavailableError, list_logs, open_store
-from wal3_core.fleet.manifests import load_manifests
+from wal3_core.fleet.discovery import load_manifests
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_folder_that_may_not_be_read_is_an_error_wherever_it_is_looked_into(reac
 
 
 def ask_without_files(connection: Connection, root: Path) -> None:
-    store = patient(LocalStore(root), shared_runtime(), RetryOptions(attempts_max=1))
+    store = with_retries(LocalStore(root), shared_runtime(), RetryOptions(attempts_max=1))
     asked(store)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)

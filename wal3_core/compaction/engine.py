@@ -16,7 +16,7 @@ from wal3_core.model.key_hashes import hash_keys
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.paced import paced
+from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ class LocalWork:
         self._options = options
         self._runtime = stores.runtime
         # One pace for everything that the pass reads and writes.
-        self._objects = paced(stores.objects, options.bytes_per_s_max, stores.runtime)
+        self._objects = rate_limited(stores.objects, options.bytes_per_s_max, stores.runtime)
         reading = ReaderOptions(fragment_expanded_bytes_max=options.fragment_expanded_bytes_max)
         self._columns = KeyColumns(self._objects, reading)
 

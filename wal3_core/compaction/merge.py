@@ -24,9 +24,9 @@ from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.splice import Replacement
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_EXPANDED_BYTES_MAX, expanded_bytes
 from wal3_core.runtime import map_ahead
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

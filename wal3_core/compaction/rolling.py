@@ -16,7 +16,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.paced import paced
+from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class KeyRollups:
         self._options = options
         reading = ReaderOptions(fragment_expanded_bytes_max=options.fragment_expanded_bytes_max)
         # After the merges, so that a pace of its own does not add to theirs.
-        objects = paced(stores.objects, options.bytes_per_s_max, stores.runtime)
+        objects = rate_limited(stores.objects, options.bytes_per_s_max, stores.runtime)
         self.columns = KeyColumns(objects, reading)
         # Of snapshots of depth 1 as the pass found them: they cover different fragments.
         self._known: dict[str, tuple[SnapshotPointer, KeyRollup]] = {}

@@ -18,7 +18,7 @@ from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.model import parquet
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

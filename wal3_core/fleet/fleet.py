@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError, UnmarkedError
-from wal3_core.fleet.back_pressure import BackPressure
-from wal3_core.fleet.dirty_log import DirtyLog
-from wal3_core.fleet.fleet_options import FleetOptions
-from wal3_core.fleet.open_logs import OpenLogs
-from wal3_core.fleet.slots import Use
+from wal3_core.fleet.dirty.back_pressure import BackPressure
+from wal3_core.fleet.dirty.dirty_log import DirtyLog
+from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
 from wal3_core.log.write.columns import check_records, one_record
 from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.log.write.writer import outcome_of, submit_told

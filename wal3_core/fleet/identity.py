@@ -16,8 +16,7 @@ from wal3_core.model.snapshot import check_format_version
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import Done, ObjectStore, object_url
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
+from wal3_core.storage.retrying import attempts, for_store, reread_if_damaged, with_retries
 
 _FORMAT_VERSION = 1
 _BYTES_MAX = 1024
@@ -33,7 +32,7 @@ def store_identity(
     UnavailableError when the store does not answer, or the identity could not be written.
     """
     runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
-    store = patient(store, runtime, retry)
+    store = with_retries(store, runtime, retry)
     found = reread_if_damaged(lambda: _read(store), store)
     return _create(store, runtime, retry) if found is None and create else found
 

@@ -3,20 +3,173 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, LogError, OverloadedError
-from wal3_core.fleet.slots import Slot, Slots, Use
-from wal3_core.fleet.writers import ends_writer
+from wal3_core.fleet.dirty.dirty_log import ends_writer
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
+from wal3_core.options import MIB, WriterOptions, check_ranges
 from wal3_core.runtime import Outcome, Runtime, reentered
 from wal3_core.storage.object_store import log_store, share_of
 
 if TYPE_CHECKING:
-    from wal3_core.fleet.dirty_log import DirtyLog
-    from wal3_core.fleet.fleet_options import FleetOptions
+    from collections.abc import Iterator
+
+    from wal3_core.fleet.dirty.dirty_log import DirtyLog
     from wal3_core.storage.object_store import ObjectStore
+
+_LOGS_MAX = 10**6
+_HELD_BYTES_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """How many logs a fleet has open, and how much it holds in memory.
+
+    At most ``logs_open_max`` logs are open at a time, each of which takes some 45 KiB; of those without work, the one
+    used least recently is closed for another. At most ``bytes_held_max`` bytes of appends of all logs together wait
+    to become durable; callers wait for more. With ``creates``, a log that does not exist is created at its first
+    append. ``writer`` has the limits of each log's writer.
+
+    Appends to a log with more than ``unprocessed_max`` unprocessed records are refused with BackPressureError; a log's
+    policy may set another limit. None: only logs whose policy has a limit are refused.
+    """
+
+    logs_open_max: int = 5000
+    bytes_held_max: int = 512 * MIB
+    creates: bool = False
+    unprocessed_max: int | None = None
+    writer: WriterOptions = field(default_factory=WriterOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        check_ranges(
+            self,
+            {
+                "logs_open_max": (1, _LOGS_MAX),
+                "bytes_held_max": (1, _HELD_BYTES_MAX),
+                "unprocessed_max": (UNPROCESSED_MIN, UNPROCESSED_MAX),
+            },
+        )
+
+
+class Slot:
+    """The place of one log: open once ``opened`` has its writer; ``opening`` once a worker is at it.
+
+    ``users`` counts the callers that use it just now or hold it open; ``appends`` those without an outcome.
+    """
+
+    __slots__ = ("appends", "log", "opened", "opening", "users")
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.opened: Outcome[LogWriter] = Outcome()
+        self.opening = False
+        self.users = 1
+        self.appends = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be closed."""
+        return not self.users and not self.appends and self.opened.done()
+
+
+class Use:
+    """What one caller has counted: a user of ``slot``, and ``num_bytes`` of an append there.
+
+    A caller may be interrupted wherever it calls something. So a count and its entry here change together, without a
+    call between them, and taking a count back does nothing if that is done already.
+    """
+
+    __slots__ = ("num_bytes", "slot", "used")
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.used = False
+        self.num_bytes: int | None = None
+
+
+class Slots:
+    """The slots of a fleet. Guarded by the fleet's lock."""
+
+    def __init__(self, logs_open_max: int) -> None:
+        self._logs_open_max = logs_open_max
+        self._slots: dict[str, Slot] = {}
+        # Those that may be closed, in the order in which their last work ended.
+        self._idle: OrderedDict[str, Slot] = OrderedDict()
+        # Removed ones with work under way.
+        self._removed: set[Slot] = set()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over the slots, and over those removed that still have work under way."""
+        return chain(self._slots.values(), self._removed)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another slot."""
+        return len(self._slots) >= self._logs_open_max
+
+    def use(self, log: str, use: Use) -> bool:
+        """Count one more user of a log's slot; return whether it has one."""
+        slot = self._slots.get(log)
+        if slot is None:
+            return False
+        slot.users += 1
+        use.slot, use.used = slot, True
+        self._idle.pop(log, None)
+        return True
+
+    def add(self, log: str, use: Use) -> None:
+        """Add a slot, with one user, for a log that has none."""
+        assert log not in self._slots
+        slot = Slot(log)
+        self._slots[log] = slot
+        use.slot, use.used = slot, True
+
+    def leave(self, use: Use) -> None:
+        """Count one user less."""
+        slot = use.slot
+        if slot is None:
+            return
+        if use.used:
+            slot.users -= 1
+            use.used = False
+        self.changed(slot)
+
+    def changed(self, slot: Slot) -> None:
+        """Record that a slot may be idle now."""
+        if not slot.idle:
+            return
+        self._removed.discard(slot)
+        if self._slots.get(slot.log) is slot:
+            self._idle[slot.log] = slot
+
+    def remove(self, slot: Slot) -> None:
+        """Remove a slot: the log is opened again at its next use."""
+        if self._slots.get(slot.log) is slot:
+            del self._slots[slot.log]
+            self._idle.pop(slot.log, None)
+            if not slot.idle:
+                self._removed.add(slot)
+
+    def close_oldest(self) -> bool:
+        """Remove the slot that has been idle longest; return whether there was one.
+
+        An open writer without appends has no thread and no request: there is nothing else to close.
+        """
+        if not self._idle:
+            return False
+        log, _ = self._idle.popitem(last=False)
+        del self._slots[log]
+        return True
 
 
 class OpenLogs:

@@ -1,16 +1,40 @@
-"""The result for one log of an operation over many."""
+"""The result for one log of an operation over many: an error of one log is its own answer, and hides no other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.errors import CorruptError, LogError, UnavailableError
+from wal3_core.errors import ClosedError, CorruptError, LogError, StoreDeniedError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.log.collect.deleter import DeletionReport
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.storage.object_store import ObjectMeta
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def try_log(work: Callable[[A], T], of: A) -> T | LogError:
+    """Ask one log, or for one of its objects; an error that concerns it alone is the answer.
+
+    It may be damaged, denied, lost, destroyed, replaced, or an unfinished copy. A store that does not
+    answer concerns every log: UnavailableError is raised.
+    """
+    try:
+        return work(of)
+    except LogError as error:
+        if not is_log_error(error):
+            raise
+        return error
+
+
+def is_log_error(error: LogError) -> bool:
+    """Return whether an error concerns only the log that was asked."""
+    return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError | ClosedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ class CursorAge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class GarbageDocumentStatus:
     """A garbage document that still exists, its age, and whether the manifest still announces it."""
 
     path: str
@@ -81,7 +81,7 @@ class Standing:
         return {"path": self.path, "age_s": self.age_s, "announced": int(self.announced)}
 
     @classmethod
-    def from_json(cls, fields: Fields) -> Standing:
+    def from_json(cls, fields: Fields) -> GarbageDocumentStatus:
         """Read from a JSON object."""
         standing = cls(
             path=fields.string("path"), age_s=fields.integer("age_s"), announced=bool(fields.integer("announced"))
@@ -102,10 +102,10 @@ class Survey:
     plan: Plan | None = None
     refusal: Refusal | None = None
     cursors: tuple[CursorAge, ...] = ()
-    documents: tuple[Standing, ...] = ()
+    documents: tuple[GarbageDocumentStatus, ...] = ()
 
     @property
-    def announced(self) -> Standing | None:
+    def announced(self) -> GarbageDocumentStatus | None:
         """The collection that the manifest announces."""
         return next((standing for standing in self.documents if standing.announced), None)
 
@@ -142,7 +142,7 @@ class Survey:
             plan=Plan.from_json(fields.object("plan")) if fields.has("plan") else None,
             refusal=Refusal.from_json(fields.object("refusal")) if fields.has("refusal") else None,
             cursors=tuple(map(CursorAge.from_json, fields.objects("cursors", count_max=_LISTED_MAX))),
-            documents=tuple(map(Standing.from_json, fields.objects("documents", count_max=_LISTED_MAX))),
+            documents=tuple(map(GarbageDocumentStatus.from_json, fields.objects("documents", count_max=_LISTED_MAX))),
         )
         fields.finish()
         return survey
@@ -156,7 +156,7 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
         # Of the same life as the cursors.
         collector = Collector(store, log, options=options, log_id=manifest.log_id)
         documents = Deleter(store, log, options=options, log_id=manifest.log_id).documents()
-        survey = replace(survey, documents=tuple(_standing(meta, manifest, now_us) for meta in documents))
+        survey = replace(survey, documents=tuple(_document_status(meta, manifest, now_us) for meta in documents))
         cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
         # A subscription that pins nothing holds nothing back.
         pinning = ((name, witness.cursor) for name, witness in cursors if witness.cursor.pins)
@@ -179,7 +179,7 @@ def _ages(
     written_us: dict[str, int] = {}
     if any(cursor.epoch_us > now_us for _, cursor in cursors):
         runtime = shared_runtime()
-        manifests = ManifestStore(patient(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
+        manifests = ManifestStore(with_retries(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
         listed = manifests.objects.list_objects(CURSOR_FOLDER)
         written_us = {cursor_name(meta.path): meta.last_modified_us for meta in listed}
     for name, cursor in cursors:
@@ -187,9 +187,9 @@ def _ages(
         yield CursorAge.of(name, cursor, manifest, now_us, written_us=written_us.get(name) if ahead else None)
 
 
-def _standing(meta: ObjectMeta, manifest: Manifest, now_us: int) -> Standing:
+def _document_status(meta: ObjectMeta, manifest: Manifest, now_us: int) -> GarbageDocumentStatus:
     announcement = manifest.announced
-    return Standing(
+    return GarbageDocumentStatus(
         path=meta.path,
         age_s=max(0, now_us - meta.last_modified_us) // US_PER_S,
         announced=announcement is not None and announcement.garbage == meta.path,

@@ -14,9 +14,8 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import ObjectStore, log_store
-from wal3_core.storage.patient import patient
-from wal3_core.storage.store_time import store_now_us
+from wal3_core.storage.object_store import ObjectStore, log_store, store_now_us
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.options import RetryOptions
@@ -43,7 +42,7 @@ class LogStores:
         self.runtime = runtime
         self.retry = retry
         self._store = store
-        root = patient(log_store(store, log), runtime, retry)
+        root = with_retries(log_store(store, log), runtime, retry)
         self.manifests = ManifestStore(root, runtime, retry, log_id=log_id)
         self.objects = self.manifests.objects
         self.snapshots = SnapshotStore(self.manifests, runtime, loaded_max=snapshots_loaded_max)

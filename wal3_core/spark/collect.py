@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
+from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal, try_log
 from wal3_core.fleet.survey import Survey
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.orphans import oldest
@@ -28,14 +27,13 @@ from wal3_core.spark.collect_task import (
     object_from_text,
     part_texts,
 )
-from wal3_core.spark.log_jobs import Found, Item, cores, run_by_log
-from wal3_core.spark.named_jobs import JobResults
-from wal3_core.spark.request import check_shared
+from wal3_core.spark.jobs import Item, JobResults, LogResults, cores, run_by_log
+from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import cost
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,10 +61,10 @@ def plan_collections(
     return JobResults((surveys[log] for log in logs), retried)
 
 
-def _survey(log: str, found: Found) -> Survey:
+def _survey(log: str, found: LogResults) -> Survey:
     if not found.results:
         return Survey(log=log, refusal=found.refusal)
-    survey = ask(Survey.from_text, found.results[0])
+    survey = try_log(Survey.from_text, found.results[0])
     return Survey(log=log, refusal=Refusal.of(survey)) if isinstance(survey, LogError) else survey
 
 
@@ -85,13 +83,13 @@ def list_orphans(
     )
     items = [Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
     found, retried = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
-    return JobResults((_orphans(log, found.get(log, Found()), options) for log in logs), retried)
+    return JobResults((_orphans(log, found.get(log, LogResults()), options) for log in logs), retried)
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
     """Return the store's time, read through one of the logs; 0, when nothing is an orphan yet, if all fail."""
     for log in logs:
-        now_us = ask(lambda name: Deleter(store, name, options=options).store_now_us(), log)
+        now_us = try_log(lambda name: Deleter(store, name, options=options).store_now_us(), log)
         if not isinstance(now_us, LogError):
             return now_us
         # Its task reports the error.
@@ -100,7 +98,7 @@ def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOpt
 
 def _folders(store: ObjectStore, log: str) -> list[str]:
     runtime = shared_runtime()
-    objects = ManifestStore(patient(log_store(store, log), runtime), runtime).objects
+    objects = ManifestStore(with_retries(log_store(store, log), runtime), runtime).objects
     try:
         others = [folder for folder in DATA_FOLDERS if folder != FRAGMENT_FOLDER]
         return [*objects.list_folders(FRAGMENT_FOLDER), *others]
@@ -109,7 +107,7 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
         return [SNAPSHOT_FOLDER]
 
 
-def _orphans(log: str, found: Found, options: CollectorOptions) -> LogOrphans:
+def _orphans(log: str, found: LogResults, options: CollectorOptions) -> LogOrphans:
     objects = oldest(map(object_from_text, found.results), options.orphans_max)
     return LogOrphans(log=log, objects=tuple(objects), refusal=found.refusal)
 
@@ -178,7 +176,7 @@ def _delete(
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
     found, retried = run_by_log(spark, store_url, items, DeleteWork(shared))
     store = open_store(store_url)
-    return {key: _finish(store, key, found.get(key[0], Found()), options) for key in due}, retried
+    return {key: _finish(store, key, found.get(key[0], LogResults()), options) for key in due}, retried
 
 
 def _delete_cost(pointer: Pointer | None) -> int:
@@ -186,7 +184,7 @@ def _delete_cost(pointer: Pointer | None) -> int:
     return cost(0, requests=count)
 
 
-def _finish(store: ObjectStore, document: tuple[str, str], found: Found, options: CollectorOptions) -> LogDeletion:
+def _finish(store: ObjectStore, document: tuple[str, str], found: LogResults, options: CollectorOptions) -> LogDeletion:
     log, path = document
     parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
     refusal = found.refusal

@@ -6,8 +6,9 @@ the other logs go on.
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +23,8 @@ from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.spark.attempts import AGAIN, earlier_attempts
 from wal3_core.spark.columns import batch_of
+from wal3_core.spark.task_context import AGAIN, earlier_attempts
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
 
@@ -46,10 +47,9 @@ _ARROW_RESULTS = pa.schema(
 )
 _LOGS_AT_ONCE = 8
 _TEXT_BYTES_MAX = 4 * 2**20
-_PROBLEMS_MAX = 100_000
 
 
-class Work(Protocol):
+class LogWork(Protocol):
     """What is done for one log."""
 
     @property
@@ -86,7 +86,7 @@ class OrphanWork:
         """List them, the oldest first."""
         deleter = Deleter(store, log, options=self.options)
         for meta in deleter.orphans_below(texts, deleter.load(deleter.documents()), now_us=self.now_us):
-            yield to_text({"path": meta.path, "size": meta.size, "last_modified_us": meta.last_modified_us})
+            yield json.dumps(asdict(meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ class DeleteWork:
             # In the document's life of the log: another life may have objects at the same relative paths.
             deleter = Deleter(store, log, options=self.options, log_id=log_id)
             part = _merged([part for _, part in some])
-            yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
+            yield json.dumps(asdict(deleter.delete_part(document, part)))
 
 
-def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
+def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: LogWork) -> Iterator[pa.RecordBatch]:
     """Do the work for each log of rows of (log, text), and yield its results.
 
     A row AGAIN comes first if this is not the first attempt.
@@ -143,8 +143,7 @@ def from_text(text: str, what: str) -> Fields:
 
 def object_from_text(text: str) -> ObjectMeta:
     """Read a result of OrphanWork."""
-    fields = from_text(text, "orphan")
-    return ObjectMeta(fields.string("path"), fields.integer("size"), fields.integer("last_modified_us"))
+    return ObjectMeta(**json.loads(text))
 
 
 def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None, str]]:
@@ -180,23 +179,7 @@ def _merged(parts: Sequence[DeletionPart]) -> DeletionPart:
     )
 
 
-def _deleted_to_json(deleted: DeletionReport) -> JsonObject:
-    return {
-        "document": deleted.path,
-        "num_deleted": deleted.num_deleted,
-        "num_held": deleted.num_held,
-        "num_orphans_held": deleted.num_orphans_held,
-        "problems": [{"message": problem} for problem in deleted.problems],
-    }
-
-
 def deleted_from_text(text: str) -> DeletionReport:
     """Read a result of DeleteWork."""
-    fields = from_text(text, "deleted")
-    return DeletionReport(
-        path=fields.string("document"),
-        num_deleted=fields.integer("num_deleted"),
-        num_held=fields.integer("num_held"),
-        num_orphans_held=fields.integer("num_orphans_held"),
-        problems=tuple(each.string("message") for each in fields.objects("problems", count_max=_PROBLEMS_MAX)),
-    )
+    fields = json.loads(text)
+    return DeletionReport(**{**fields, "problems": tuple(fields["problems"])})

@@ -32,10 +32,19 @@ from wal3_core.errors import (
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import LONG_MAX
-from wal3_core.spark.compact_task import HASHES, KEYS, MERGED, REFUSED, REPEATED, Part, hash_task, merge_task, read_keys
-from wal3_core.spark.log_jobs import cores
-from wal3_core.spark.named_jobs import named_jobs
-from wal3_core.spark.request import check_shared
+from wal3_core.spark.compact_task import (
+    HASHES,
+    KEYS,
+    MERGED,
+    REFUSED,
+    REPEATED,
+    PassTask,
+    hash_task,
+    merge_task,
+    read_keys,
+)
+from wal3_core.spark.jobs import cores, named_jobs
+from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import cost, count_tasks, group
 
 if TYPE_CHECKING:
@@ -52,7 +61,7 @@ if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.retried import Retried
-    from wal3_core.spark.named_jobs import JobWatch
+    from wal3_core.spark.jobs import JobWatch
 
 T = TypeVar("T")
 
@@ -84,7 +93,7 @@ class SparkEngine:
     @contextmanager
     def open(self, stores: LogStores, options: KeyCompactorOptions) -> Iterator[SparkWork]:
         """Begin a pass; what its jobs keep on the executors is dropped at the end, also after an error."""
-        part = Part(
+        part = PassTask(
             store_url=check_shared(stores.store_url),
             log=stores.log,
             log_id=stores.manifests.log_id(),
@@ -105,7 +114,7 @@ class Keys:
 class SparkWork:
     """One pass's work as Spark jobs."""
 
-    def __init__(self, spark: SparkSession, part: Part, kept: ExitStack, watch: JobWatch) -> None:
+    def __init__(self, spark: SparkSession, part: PassTask, kept: ExitStack, watch: JobWatch) -> None:
         self._spark = spark
         self._part = part
         self._kept = kept
@@ -182,7 +191,7 @@ class SparkWork:
     def _tasks(self, items: Sequence[T], costs: Sequence[int]) -> list[list[T]]:
         return group(items, costs, count_tasks(costs, cores=self._cores, task_bytes=_TASK_BYTES))
 
-    def _shared(self, tasks: int) -> Part:
+    def _shared(self, tasks: int) -> PassTask:
         """Divide the rate among the tasks of a job that run at a time."""
         rate = self._part.options.bytes_per_s_max
         return replace(self._part, bytes_per_s_max=None if rate is None else rate / min(tasks, self._cores))

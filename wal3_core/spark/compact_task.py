@@ -25,11 +25,11 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.attempts import earlier_attempts
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import BATCH_BYTES_MAX, batch_of
+from wal3_core.spark.task_context import earlier_attempts
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.paced import paced
+from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +70,7 @@ _READS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PassTask:
     """Where a pass works, and how; ``bytes_per_s_max`` is the share of one task."""
 
     store_url: str
@@ -90,7 +90,7 @@ class Part:
             snapshots_loaded_max=0,
             log_id=self.log_id,
         )
-        return paced(stores.objects, self.bytes_per_s_max, runtime)
+        return rate_limited(stores.objects, self.bytes_per_s_max, runtime)
 
 
 def pointer_from_text(text: str) -> FragmentPointer:
@@ -110,12 +110,12 @@ def refusing(results: Iterator[T]) -> Iterator[T]:
 # ---------------------------------------------------------------------- keys
 
 
-def read_keys(batches: Iterable[pa.RecordBatch], *, part: Part) -> Iterator[pa.RecordBatch]:
+def read_keys(batches: Iterable[pa.RecordBatch], *, part: PassTask) -> Iterator[pa.RecordBatch]:
     """Read the keys of the fragments in rows of (pointer); yield rows of KEYS."""
     return refusing(_read_keys(batches, part))
 
 
-def _read_keys(batches: Iterable[pa.RecordBatch], part: Part) -> Iterator[pa.RecordBatch]:
+def _read_keys(batches: Iterable[pa.RecordBatch], part: PassTask) -> Iterator[pa.RecordBatch]:
     options = ReaderOptions(fragment_expanded_bytes_max=part.options.fragment_expanded_bytes_max)
     columns = KeyColumns(part.objects(), options)
 
@@ -155,7 +155,7 @@ def hash_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 # ---------------------------------------------------------------------- merges
 
 
-def merge_task(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
+def merge_task(batches: Iterable[pa.RecordBatch], *, part: PassTask, merging: Merging) -> Iterator[pa.RecordBatch]:
     """Merge groups of rows (group, offset, reason, pointer), sorted by group and offset; yield rows of MERGED.
 
     A row is a member, with its pointer, or a record to drop, with the reason.
@@ -163,7 +163,7 @@ def merge_task(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Mergin
     return refusing(_merged(batches, part, merging))
 
 
-def _merged(batches: Iterable[pa.RecordBatch], part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
+def _merged(batches: Iterable[pa.RecordBatch], part: PassTask, merging: Merging) -> Iterator[pa.RecordBatch]:
     if earlier := earlier_attempts():
         yield batch_of([(REPEATED, str(earlier))], _ARROW_MERGED)
     merger = Merger.of(part.options, part.objects(), shared_runtime(), merging)

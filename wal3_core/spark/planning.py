@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
+from wal3_core.model.parquet.columns import table_setsum
 from wal3_core.model.position import AtTime
+from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.bounds import EVERYTHING
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
-from wal3_core.spark.cutting import Piece, count_pieces, cut, open_piece, pieces_of
-from wal3_core.spark.fetching import Run, fragments
-from wal3_core.spark.settling import settling
+from wal3_core.spark.task_context import settling
+from wal3_core.spark.tasks import LogPiece, count_pieces, cut, open_piece, pieces_of
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,10 +35,63 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
+    from wal3_core.model.position import ReadStart
     from wal3_core.spark.bounds import Bounds, Span
-    from wal3_core.spark.request import ReadRequest
+    from wal3_core.spark.requests import ReadRequest
     from wal3_core.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """Records of one life of a log, by offset, and the size of the fragments that hold them.
+
+    ``setsum`` is that of all records that these fragments held when they were planned, from ``first_offset`` to
+    ``next_offset``.
+    """
+
+    log: str
+    log_id: LogId
+    start: int
+    limit: int
+    num_bytes: int
+    first_offset: int
+    next_offset: int
+    setsum: Setsum
+
+
+def _planned_fragments(reader: LogReader, run: RecordRun) -> Iterator[tuple[Fragment, ReadStart]]:
+    """Fetch the fragments that hold a run's records, in order; CorruptError unless they reach its limit.
+
+    GarbageCollectedError, at the end, if a compaction has dropped some since they were planned: the newer records for
+    which it did may be in no task. Spark discards what a task that fails has read.
+    """
+    reached, found = run.start, EMPTY
+    for fragment, begin in reader.fragments(run.start, Limits(offset=run.limit)):
+        yield fragment, begin
+        reached = fragment.pointer.limit.offset
+        found += _planned_setsum(fragment, run)
+    if reached < run.limit:
+        message = (
+            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found its end at {reached}"
+        )
+        raise CorruptError(message)
+    if found != run.setsum:
+        message = (
+            f"log {run.log}: expected the records from {run.start} to {run.limit} as they were planned, found them"
+            f" compacted since: load the DataFrame again"
+        )
+        raise GarbageCollectedError(message)
+
+
+def _planned_setsum(fragment: Fragment, run: RecordRun) -> Setsum:
+    """Sum up a fragment's records that lie in the fragments that were planned."""
+    pointer = fragment.pointer
+    if run.first_offset <= pointer.start.offset and pointer.limit.offset <= run.next_offset:
+        return pointer.setsum
+    return table_setsum(trim(fragment.table, run.first_offset, Limits(offset=run.next_offset)))
+
 
 LOGS_PLANNED_AT_ONCE = 16
 # Runs of a task that are read at the same time, whole, if they are this small.
@@ -49,7 +103,7 @@ _SMALL_RUN_BYTES = 2**20
 class Runs(InputPartition):
     """What one task reads, in order."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RecordRun, ...]
 
 
 def reader_of(store: ObjectStore, log: str, log_id: LogId | None = None, *, verify: bool = True) -> LogReader:
@@ -66,23 +120,23 @@ def manifest_unless_vacant(store: ObjectStore, log: str, *, listed: bool) -> Man
         return reader_of(store, log).manifest()
     except LogNotFoundError as error:
         runtime = shared_runtime()
-        if not listed or ManifestStore(patient(log_store(store, log), runtime), runtime).look() is None:
+        if not listed or ManifestStore(with_retries(log_store(store, log), runtime), runtime).look() is None:
             raise
         return error
 
 
-def plan_log(store: ObjectStore, log: str, manifest: Manifest, bounds: Bounds) -> list[Piece]:
+def plan_log(store: ObjectStore, log: str, manifest: Manifest, bounds: Bounds) -> list[LogPiece]:
     """Return the pieces that overlap the bounds: fragments, and snapshots, opened only at the bounds' edges."""
     return list(_touched(store, pieces_of(log, manifest), bounds))
 
 
 def tasks_of(
-    store: ObjectStore, request: ReadRequest, pieces: Sequence[Piece], bounds_of: Callable[[str], Bounds]
+    store: ObjectStore, request: ReadRequest, pieces: Sequence[LogPiece], bounds_of: Callable[[str], Bounds]
 ) -> list[Runs]:
     """Cut pieces into tasks of about equal cost, each bound by its log's bounds; one that reads nothing for none."""
     task_bytes = request.partition_bytes
     count = request.partitions or count_pieces(pieces, cores=os.cpu_count() or 1, task_bytes=task_bytes)
-    tasks: dict[int, list[Run]] = {}
+    tasks: dict[int, list[RecordRun]] = {}
     for number, piece in cut(store, pieces, count=count):
         if not piece.opened:
             _extend(tasks.setdefault(number, []), _run(piece, bounds_of(piece.log)))
@@ -95,17 +149,21 @@ def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: 
     return settling(_read_all(partial(_read_noted, store, columns, times, verify=request.verify), partition))
 
 
-def _read_all(read: Callable[[Run], Iterator[pa.RecordBatch]], partition: Runs) -> Iterator[pa.RecordBatch]:
+def _read_all(read: Callable[[RecordRun], Iterator[pa.RecordBatch]], partition: Runs) -> Iterator[pa.RecordBatch]:
     for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
         of_runs = _read_small if small else _read_large
         yield from of_runs(read, runs)
 
 
-def _read_large(read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+def _read_large(
+    read: Callable[[RecordRun], Iterator[pa.RecordBatch]], runs: Iterator[RecordRun]
+) -> Iterator[pa.RecordBatch]:
     return chain.from_iterable(map(read, runs))
 
 
-def _read_small(read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+def _read_small(
+    read: Callable[[RecordRun], Iterator[pa.RecordBatch]], runs: Iterator[RecordRun]
+) -> Iterator[pa.RecordBatch]:
     """Read small runs many at a time: otherwise each log of a task would wait for its manifest, then its fragment."""
     # Threads of its own: reading a log waits for the shared workers.
     with ThreadPoolExecutor(_SMALL_RUNS_AT_ONCE, thread_name_prefix="read") as threads:
@@ -114,7 +172,7 @@ def _read_small(read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[
 
 
 def _read_noted(
-    store: ObjectStore, schema: pa.Schema, times: Span, run: Run, *, verify: bool
+    store: ObjectStore, schema: pa.Schema, times: Span, run: RecordRun, *, verify: bool
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from _read_run(store, run, schema, times, verify=verify)
@@ -124,19 +182,19 @@ def _read_noted(
 
 
 def _read_run(
-    store: ObjectStore, run: Run, schema: pa.Schema, times: Span, *, verify: bool
+    store: ObjectStore, run: RecordRun, schema: pa.Schema, times: Span, *, verify: bool
 ) -> Iterator[pa.RecordBatch]:
     # The planned life: LogReplacedError when the name has another by now.
     reader = reader_of(store, run.log, run.log_id, verify=verify)
     until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
-    for fragment, begin in fragments(reader, run):
+    for fragment, begin in _planned_fragments(reader, run):
         table = trim(fragment.table, begin, until)
         if times.start:
             table = trim(table, AtTime(times.start), UNLIMITED)
         yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
 
 
-def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:
+def _touched(store: ObjectStore, pieces: Iterable[LogPiece], bounds: Bounds) -> Iterator[LogPiece]:
     for piece in pieces:
         # An opened snapshot is covered by the pieces it holds.
         if piece.opened or not piece.pointer.num_records or not bounds.touch(piece.pointer):
@@ -148,13 +206,13 @@ def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Ite
             yield from _touched(store, below, bounds)
 
 
-def _run(piece: Piece, bounds: Bounds) -> Run:
+def _run(piece: LogPiece, bounds: Bounds) -> RecordRun:
     pointer = piece.pointer
     start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
     if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
         message = f"log {piece.log}: {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
         raise InvalidRequestError(message)
-    return Run(
+    return RecordRun(
         log=piece.log,
         log_id=piece.log_id,
         start=start,
@@ -166,7 +224,7 @@ def _run(piece: Piece, bounds: Bounds) -> Run:
     )
 
 
-def _extend(runs: list[Run], run: Run) -> None:
+def _extend(runs: list[RecordRun], run: RecordRun) -> None:
     """Join runs that follow each other, so that a task is small however many fragments it reads."""
     last = runs[-1] if runs else None
     if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):

@@ -6,25 +6,31 @@ driver. A dirty log that cannot be read is its own answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, UnavailableError
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.look_up import look_up_one
-from wal3_core.fleet.outcomes import Refusal
-from wal3_core.fleet.rollup import RollUp
+from wal3_core.fleet.dirty.rollup import RollUp, probe_log
+from wal3_core.fleet.dirty.rollup_plan import (
+    LogProbe,
+    MarkerRange,
+    RollUpOptions,
+    RollUpPlan,
+    RollUpTime,
+    by_log,
+    marker_from_json,
+    marker_to_json,
+    plan_of,
+)
+from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.model.marker import fold
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
-from wal3_core.model.rollup import Looked, marker_from_json, marker_to_json
-from wal3_core.model.rollup_options import RollUpOptions
-from wal3_core.model.rollup_plan import RollUpPlan, RollUpTime, Stretch, by_log, plan_of
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.collect_task import from_text, to_text
-from wal3_core.spark.log_jobs import Found, Item, run_by_log
-from wal3_core.spark.named_jobs import JobResults
-from wal3_core.spark.request import check_shared
+from wal3_core.spark.jobs import Item, JobResults, LogResults, run_by_log
+from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import cost
 from wal3_core.storage.open_store import open_store
 
@@ -65,7 +71,7 @@ class FoldWork:
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """Read each slice, and fold all of them together."""
         rollup = RollUp(store, log, options=self.options)
-        slices = (Stretch.from_json(from_text(text, "slice")) for text in texts)
+        slices = (MarkerRange.from_json(from_text(text, "slice")) for text in texts)
         folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
         for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
             yield to_text({"markers": [marker_to_json(each) for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
@@ -83,9 +89,9 @@ class LookWork:
         fields = [from_text(text, "marked log") for text in texts]
         names = [each.string("dirty_log") for each in fields]
         markers = [marker_from_json(each.object("marker")) for each in fields]
-        found = look_up_one(store, self.options, shared_runtime(), markers)
+        found = probe_log(store, self.options, shared_runtime(), markers)
         for name, (marker, looked) in zip(names, found, strict=True):
-            yield to_text({"dirty_log": name, "marker": marker_to_json(marker), "looked": looked.to_json()})
+            yield json.dumps([name, to_text(marker_to_json(marker)), asdict(looked)])
 
 
 def plan_rollups(
@@ -98,10 +104,12 @@ def plan_rollups(
     options = options or RollUpOptions()
     store = open_store(check_shared(store_url))
     rollups = {name: RollUp(store, check_log_name(name), options=options) for name in dict.fromkeys(dirty_logs)}
-    begun = {name: ask(RollUp.stretch, rollup) for name, rollup in rollups.items()}
+    begun = {name: try_log(RollUp.marker_range, rollup) for name, rollup in rollups.items()}
     refused = {name: Refusal.of(error) for name, error in begun.items() if isinstance(error, LogError)}
-    stretches = {name: stretch for name, stretch in begun.items() if isinstance(stretch, Stretch)}
-    items = [item for stretch in stretches.values() for item in _slices(stretch)]
+    marker_ranges = {
+        name: marker_range for name, marker_range in begun.items() if isinstance(marker_range, MarkerRange)
+    }
+    items = [item for marker_range in marker_ranges.values() for item in _slices(marker_range)]
     folded: dict[str, list[Marker]] = {}
     slices, retried = run_by_log(spark, store_url, items, FoldWork(options))
     for name, found in slices.items():
@@ -111,28 +119,24 @@ def plan_rollups(
             refused[name] = found.refusal
     looked, also_retried = _look_up(spark, store_url, folded, options)
     plans = {
-        name: plan_of(stretch, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options)
-        for name, stretch in stretches.items()
+        name: plan_of(
+            marker_range, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options
+        )
+        for name, marker_range in marker_ranges.items()
         if name not in refused
     }
     results = (PlannedRollUp(dirty_log=name, plan=plans.get(name), refusal=refused.get(name)) for name in dirty_logs)
     return JobResults(results, retried + also_retried)
 
 
-def _slices(stretch: Stretch) -> Iterator[Item]:
-    for start in range(stretch.start, stretch.limit.offset, _SLICE_MARKERS):
-        limit = min(stretch.limit, LogPosition(start + _SLICE_MARKERS, 0))
-        part = Stretch(
-            dirty_log=stretch.dirty_log,
-            log_id=stretch.log_id,
-            generation=stretch.generation,
-            start=start,
-            limit=limit,
-        )
-        yield Item(stretch.dirty_log, to_text(part.to_json()), cost(part.num_markers * _MARKER_BYTES))
+def _slices(marker_range: MarkerRange) -> Iterator[Item]:
+    for start in range(marker_range.start, marker_range.limit.offset, _SLICE_MARKERS):
+        limit = min(marker_range.limit, LogPosition(start + _SLICE_MARKERS, 0))
+        part = replace(marker_range, start=start, limit=limit, skipped=0)
+        yield Item(marker_range.dirty_log, to_text(part.to_json()), cost(part.num_markers * _MARKER_BYTES))
 
 
-def _folded(found: Found) -> Iterable[Marker]:
+def _folded(found: LogResults) -> Iterable[Marker]:
     """Fold what the tasks have folded."""
     parts = (marker for text in found.results for marker in _markers(from_text(text, "folded")))
     return (marker for some in by_log(fold(parts)) for marker in some)
@@ -144,23 +148,22 @@ def _markers(fields: Fields) -> Iterator[Marker]:
 
 def _look_up(
     spark: SparkSession, store_url: str, folded: dict[str, list[Marker]], options: RollUpOptions
-) -> tuple[dict[str, list[tuple[Marker, Looked]]], Retried]:
+) -> tuple[dict[str, list[tuple[Marker, LogProbe]]], Retried]:
     """Look up every marked log, after its markers were read; return what was found, by dirty log."""
     marked = sorted(((marker.log, name, marker) for name, each in folded.items() for marker in each), key=_place)
     items = [
         Item(log, to_text({"dirty_log": name, "marker": marker_to_json(marker)}), cost(0, requests=_LOOK_REQUESTS))
         for log, name, marker in marked
     ]
-    looked: dict[str, list[tuple[Marker, Looked]]] = {}
+    looked: dict[str, list[tuple[Marker, LogProbe]]] = {}
     answers, retried = run_by_log(spark, store_url, items, LookWork(options))
     for found in answers.values():
         if found.refusal is not None:
             # An error of the log alone is a result: this one concerns the store.
             raise UnavailableError(found.refusal.message)
         for text in found.results:
-            fields = from_text(text, "looked up")
-            pair = marker_from_json(fields.object("marker")), Looked.from_json(fields.object("looked"))
-            looked.setdefault(fields.string("dirty_log"), []).append(pair)
+            name, marker, probe = json.loads(text)
+            looked.setdefault(name, []).append((marker_from_json(from_text(marker, "marker")), LogProbe(**probe)))
     return looked, retried
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.log.write.staging import StagedFragment
-    from wal3_core.spark.write_request import WriteRequest
+    from wal3_core.spark.requests import WriteRequest
     from wal3_core.storage.object_store import ObjectStore
 
 A = TypeVar("A")
@@ -112,22 +112,22 @@ class LogStreamSinkWriter(DataSourceStreamArrowWriter):
 
 def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
     store, options = open_store(request.store), WriterOptions()
-    logs: dict[str, _Log] = {}
+    logs: dict[str, _HeldRows] = {}
     held = 0
     for batch in batches:
         for log, rows in _by_log(request.log, batch):
             if log not in logs:
-                logs[log] = _Log(partial(_stager, store, log, options, create=request.create), log, options)
+                logs[log] = _HeldRows(partial(_stager, store, log, options, create=request.create), log, options)
             held += logs[log].add(rows)
         while held > _HELD_BYTES_MAX:
             held -= max(logs.values(), key=lambda each: each.held).flush()
-    _of_each(_Log.flush, logs.values())
+    _of_each(_HeldRows.flush, logs.values())
     context = TaskContext.get()
     query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
     return Staged({log: each.staged for log, each in logs.items()}, query_id)
 
 
-class _Log:
+class _HeldRows:
     """The rows of one log that a task holds and has staged."""
 
     def __init__(self, open_stager: Callable[[], Stager], log: str, options: WriterOptions) -> None:

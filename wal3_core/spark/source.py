@@ -38,11 +38,9 @@ from wal3_core.spark.planning import (
     read_runs,
     tasks_of,
 )
-from wal3_core.spark.request import ReadRequest
+from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, split_options
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.stream import LogStreamReader
-from wal3_core.spark.stream_request import StreamRequest, split_options
-from wal3_core.spark.write_request import WriteRequest
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from wal3_core.spark.cutting import Piece
+    from wal3_core.spark.tasks import LogPiece
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -119,7 +117,7 @@ class LogSourceReader(DataSourceReader):
         bounds = self._bounds
         return tasks_of(store, request, self._pieces(store), lambda _: bounds)
 
-    def _pieces(self, store: ObjectStore) -> list[Piece]:
+    def _pieces(self, store: ObjectStore) -> list[LogPiece]:
         """Plan each log; a listed name without a log is left out, unless no other is left."""
         plan = partial(self._plan, store)
         planned = list(map_ahead(shared_runtime(), plan, self._logs(store), count=LOGS_PLANNED_AT_ONCE))
@@ -128,7 +126,7 @@ class LogSourceReader(DataSourceReader):
             raise vacant[0]
         return [piece for log in planned if not isinstance(log, LogNotFoundError) for piece in log]
 
-    def _plan(self, store: ObjectStore, log: str) -> list[Piece] | LogNotFoundError:
+    def _plan(self, store: ObjectStore, log: str) -> list[LogPiece] | LogNotFoundError:
         manifest = manifest_unless_vacant(store, log, listed=self._request.logs is None)
         if isinstance(manifest, LogNotFoundError):
             return manifest

@@ -15,7 +15,7 @@ Spark keeps one reader in a process of its own for as long as a query runs, and 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 from wal3_core.errors import (
     CorruptError,
+    CursorConflictError,
     GarbageCollectedError,
     InvalidRequestError,
     LogNotFoundError,
@@ -31,6 +32,10 @@ from wal3_core.errors import (
 )
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.following import destroyed
+from wal3_core.model.cursor import Owner
+from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.position import LogPosition
+from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, Bounds, Span
 from wal3_core.spark.planning import (
@@ -42,9 +47,8 @@ from wal3_core.spark.planning import (
     reader_of,
     tasks_of,
 )
-from wal3_core.spark.stream_cursors import StreamCursors
-from wal3_core.spark.stream_offsets import Reached, Selection, begin_of, from_json, selection_of, share_out, to_json
-from wal3_core.spark.stream_request import BEGINNING
+from wal3_core.spark.requests import BEGINNING
+from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -56,9 +60,194 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from wal3_core.model.manifest import Manifest
-    from wal3_core.spark.cutting import Piece
-    from wal3_core.spark.stream_request import StreamRequest
+    from wal3_core.spark.requests import StreamRequest
+    from wal3_core.spark.tasks import LogPiece
+    from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
+
+    OffsetJson = dict[str, dict[str, str | int | bool]]
+
+_SELECTION = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSelection:
+    """Which logs a stream was asked for: those named, or else those at or below a prefix."""
+
+    prefix: str
+    logs: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        return f"prefix {self.prefix!r}" if self.logs is None else f"logs {','.join(self.logs)[:200]}"
+
+    def is_within(self, other: StreamSelection) -> bool:
+        """Tell whether the other one selects all that this one does."""
+        if other.logs is not None:
+            return self.logs is not None and set(self.logs) <= set(other.logs)
+        above = _parts(other.prefix)
+        return all(_parts(each)[: len(above)] == above for each in self.logs or (self.prefix,))
+
+    def to_json(self) -> dict[str, str | int | bool]:
+        """Encode for the checkpoint."""
+        return {"prefix": self.prefix} if self.logs is None else {"logs": ",".join(self.logs)}
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part]
+
+
+def selection_of(found: Mapping[str, object]) -> StreamSelection | None:
+    """Return what the checkpoint's stream was asked for; None if it began with a version that did not note it."""
+    match found.get(_SELECTION):
+        case None:
+            return None
+        case {"prefix": str(prefix), **others} if not others:
+            return StreamSelection(prefix, None)
+        case {"logs": str(logs), **others} if logs and not others:
+            return StreamSelection("", tuple(logs.split(",")))
+        case other:
+            message = f"offset of the stream: expected prefix or logs as what it reads, found {str(other)[:200]}"
+            raise CorruptError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A stream has the records of one life of a log from ``first`` to ``offset``, without that one.
+
+    ``initial``: as a stream without a checkpoint begins. Spark does not keep that place, and asks for it again when
+    the first batch is repeated; then ``first`` of the batch's end, which it keeps, says where the batch begins.
+    """
+
+    log_id: LogId
+    first: int
+    offset: int
+    initial: bool = False
+
+    def to_json(self) -> dict[str, str | int | bool]:
+        """Encode for the checkpoint."""
+        found: dict[str, str | int | bool] = {"id": self.log_id, "first": self.first, "offset": self.offset}
+        return found | {"initial": True} if self.initial else found
+
+
+def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = None) -> OffsetJson:
+    """Encode the places of all logs, and what the stream was asked for; equal places give equal text."""
+    selected = {} if selection is None or not places else {_SELECTION: selection.to_json()}
+    return selected | {log: places[log].to_json() for log in sorted(places)}
+
+
+def from_json(found: Mapping[str, object]) -> dict[str, Reached]:
+    """Decode the places of all logs; CorruptError when they are none."""
+    return {log: _reached(log, value) for log, value in found.items() if log != _SELECTION}
+
+
+def _reached(log: str, found: object) -> Reached:
+    match found:
+        case {"id": str(log_id), "first": int(first), "offset": int(offset), **others} if 1 <= first <= offset and set(
+            others
+        ) <= {"initial"}:
+            what = f"offset of the stream in log {log}"
+            return Reached(check_log_id(log_id, what), first, offset, bool(others.get("initial", False)))
+    message = f"offset of the stream in log {log[:80]!r}: expected id, first and offset, found {str(found)[:200]}"
+    raise CorruptError(message)
+
+
+def begin_of(log: str, before: Mapping[str, Reached], end: Reached) -> int:
+    """Return the offset at which a batch that ends at ``end`` begins in a log."""
+    known = before.get(log)
+    # Of a new log, another life of it, and the first batch, the end itself says where it begins.
+    if known is None or known.initial or known.log_id != end.log_id:
+        return end.first
+    # The end's first is further on where records were lost.
+    return max(known.offset, end.first)
+
+
+def share_out(behind: Mapping[str, int], records_max: int, turn: int) -> dict[str, int]:
+    """Grant each log a part of what the stream is behind there, ``records_max`` in all.
+
+    Each gets the same unless it is less behind. ``turn`` rotates who is first, so that none waits for ever when there
+    are more logs than records.
+    """
+    waiting = sorted(log for log, count in behind.items() if count > 0)
+    if waiting:
+        at = turn % len(waiting)
+        waiting = waiting[at:] + waiting[:at]
+    granted, left = dict.fromkeys(behind, 0), records_max
+    while waiting and left:
+        share = max(1, left // len(waiting))
+        for log in waiting:
+            given = min(share, behind[log] - granted[log], left)
+            granted[log] += given
+            left -= given
+        waiting = [log for log in waiting if granted[log] < behind[log]]
+    return granted
+
+
+_LOGS_AT_ONCE = 16
+
+
+class StreamCursors:
+    """Keeps a cursor in each log of a stream, from where it begins there. They only move forwards."""
+
+    def __init__(self, store: str, name: str) -> None:
+        self._store = store
+        self._name = name
+        # By log and life, where its cursor is.
+        self._at: dict[tuple[str, LogId], int] = {}
+
+    def begin(self, places: Mapping[str, tuple[LogId, int]]) -> None:
+        """Create the cursors of logs that have none, at these offsets.
+
+        InvalidRequestError for the cursor of something else.
+        """
+        self._each({log: place for log, place in places.items() if (log, place[0]) not in self._at})
+
+    def commit(self, places: Mapping[str, tuple[LogId, int]]) -> None:
+        """Move the cursors to these offsets. CursorConflictError when another process moves them, too."""
+        self._each(
+            {log: (life, offset) for log, (life, offset) in places.items() if self._at.get((log, life), 0) < offset}
+        )
+
+    def _each(self, places: Mapping[str, tuple[LogId, int]]) -> None:
+        found = map_ahead(
+            shared_runtime(), self._move, [(log, *place) for log, place in places.items()], count=_LOGS_AT_ONCE
+        )
+        for key, at in found:
+            self._at[key] = at
+
+    def _move(self, place: tuple[str, LogId, int]) -> tuple[tuple[str, LogId], int]:
+        log, log_id, offset = place
+        store = open_store(self._store)
+        cursors = CursorStore(store, log, log_id=log_id)
+        try:
+            witness = cursors.load(self._name, Owner.CONSUMER)
+            if witness is None:
+                witness = self._created(cursors, self._position(log, log_id, offset))
+            if witness.cursor.position.offset < offset:
+                witness = cursors.save(self._name, self._position(log, log_id, offset), witness, owner=Owner.CONSUMER)
+        except (LogNotFoundError, LogReplacedError):
+            # What the stream makes of that, its next look at the log says.
+            return (log, log_id), offset
+        return (log, log_id), witness.cursor.position.offset
+
+    def _created(self, cursors: CursorStore, position: LogPosition) -> Witness:
+        try:
+            return cursors.init(self._name, position)
+        except CursorConflictError:
+            witness = cursors.load(self._name, Owner.CONSUMER)
+            if witness is None:
+                raise
+            return witness
+
+    def _position(self, log: str, log_id: LogId, offset: int) -> LogPosition:
+        """Return the position of an offset; its time is that of the fragment it lies in."""
+        reader = reader_of(open_store(self._store), log, log_id)
+        manifest = reader.manifest()
+        if offset >= manifest.next.position.offset:
+            return manifest.next.position
+        for pointer in reader.pointers(offset, Limits(fragments=1), manifest=manifest):
+            return LogPosition(offset, pointer.start.timestamp_us)
+        return LogPosition(offset, manifest.first.position.timestamp_us)
+
 
 _GO_ON = "set the option failOnDataLoss to false to go on without them, or start the stream with a new checkpoint"
 
@@ -69,7 +258,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, request: StreamRequest, schema: StructType) -> None:
         self._request = request
         self._schema = schema
-        self._selection = Selection(request.reading.prefix, request.reading.logs)
+        self._selection = StreamSelection(request.reading.prefix, request.reading.logs)
         # Where the logs ended when a query that takes only what is there was started.
         self._target: dict[str, Reached] | None = None
         self._cursors = None if request.cursor is None else StreamCursors(request.reading.store, request.cursor)
@@ -136,7 +325,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(
         self, store: ObjectStore, wanted: Mapping[str, tuple[int, Reached]], bounds: dict[str, Bounds], log: str
-    ) -> list[Piece]:
+    ) -> list[LogPiece]:
         begin, reached = wanted[log]
         try:
             manifest = reader_of(store, log, reached.log_id).manifest()

@@ -7,37 +7,93 @@ tasks, and compares them with the manifests. Damage does not end the job: the re
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as sf
 
-from wal3_core.errors import LogError, UnavailableError
-from wal3_core.fleet.asking import ask
+from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError, UnavailableError
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub import Problem, ScrubReport, pruned_where_gaps, still_named
-from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.log.read.scrub import Problem, ScrubReport, cursor_problems, pruned_where_gaps, still_named
+from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, check_log_name
 from wal3_core.model.retried import Retried
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.spark.attempts import AGAIN
-from wal3_core.spark.cutting import count_pieces, cut
-from wal3_core.spark.log_jobs import cores
-from wal3_core.spark.named_jobs import JobResults, named_jobs
-from wal3_core.spark.request import check_shared
-from wal3_core.spark.verify_plan import Plan, plan_log, work_table
+from wal3_core.spark.columns import batch_of
+from wal3_core.spark.jobs import JobResults, cores, named_jobs
+from wal3_core.spark.requests import check_shared
+from wal3_core.spark.task_context import AGAIN
+from wal3_core.spark.tasks import LogPiece, count_pieces, cut, pieces_of
 from wal3_core.spark.verify_task import READ_TOTALS, ROWS_AT_ONCE, Problematic, Totals, verify_task
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
+
+_WORK = pa.schema(
+    {"task": pa.int64(), "log": pa.string(), "log_id": pa.string(), "pointer": pa.string(), "opened": pa.bool_()}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPlan:
+    """One log's verification: the ``manifest``, which leads the tasks to everything below it.
+
+    It is None when it could not be read; ``problems`` then say why, otherwise what is wrong with the cursors.
+    """
+
+    log: str
+    manifest: Manifest | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def pieces(self) -> list[LogPiece]:
+        """The pieces that the tasks read."""
+        return [] if self.manifest is None else pieces_of(self.log, self.manifest)
+
+
+def plan_log(store: ObjectStore, log: str) -> VerifyPlan:
+    """Read the top of a log; its problems are in the plan. UnavailableError when the store does not answer."""
+    found = try_log(partial(_read, store), log)
+    if isinstance(found, LogReplacedError):
+        # The name has another life since the first request: that one is planned.
+        return plan_log(store, log)
+    return VerifyPlan(log=log, problems=(Problem(MANIFEST, str(found)),)) if isinstance(found, LogError) else found
+
+
+def work_table(numbered: Iterable[tuple[int, LogPiece]]) -> pa.Table:
+    """Return the rows of ``verify_task``, each with its task's number; only some pieces are held at a time."""
+    rows = (
+        (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
+        for number, piece in numbered
+    )
+    batches = []
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        batches.append(batch_of(some, _WORK))
+    return pa.Table.from_batches(batches, schema=_WORK)
+
+
+def _read(store: ObjectStore, log: str) -> VerifyPlan:
+    manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
+    try:
+        problems = tuple(cursor_problems(store, log, shared_runtime(), manifest))
+    except StoreDeniedError as error:
+        # What the manifest leads to can still be read back.
+        problems = (Problem(CURSOR_FOLDER, str(error)),)
+    return VerifyPlan(log=log, manifest=manifest, problems=problems)
+
 
 # About the size of a snapshot of full fragments, which one task reads.
 PARTITION_BYTES = 256 * 2**20
@@ -72,7 +128,7 @@ def verify_logs(
 
 
 def _run(
-    spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int
+    spark: SparkSession, store_url: str, plans: Sequence[VerifyPlan], partition_bytes: int
 ) -> tuple[dict[str, Totals], Retried]:
     """Run the plans' pieces as tasks, and add up what they find, by log; say what Spark ran again."""
     pieces = [piece for plan in plans for piece in plan.pieces]
@@ -94,7 +150,7 @@ def _run(
     return totals, watch.retried
 
 
-def _report(store: ObjectStore, plan: Plan, totals: Totals) -> ScrubReport | None:
+def _report(store: ObjectStore, plan: VerifyPlan, totals: Totals) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
     bad = totals.bad
     rechecked = _recheck_missing(store, plan, [one for one in bad if one.missing])
@@ -125,13 +181,13 @@ def _report(store: ObjectStore, plan: Plan, totals: Totals) -> ScrubReport | Non
     )
 
 
-def _recheck_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _recheck_missing(store: ObjectStore, plan: VerifyPlan, missing: Sequence[Problematic]) -> list[Problematic] | None:
     """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
     if not missing or plan.manifest is None:
         return []
     log_id = plan.manifest.log_id
     reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
-    rechecked = ask(partial(_recheck, reader), missing)
+    rechecked = try_log(partial(_recheck, reader), missing)
     # The log was damaged or destroyed since it was planned: the next round reports it.
     return None if isinstance(rechecked, LogError) else rechecked
 

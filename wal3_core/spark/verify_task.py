@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BooleanType, LongType, StringType, StructField, StructType
 
 from wal3_core.errors import LogError, MissingError
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
@@ -18,9 +18,8 @@ from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.attempts import AGAIN, earlier_attempts
 from wal3_core.spark.columns import batch_of
-from wal3_core.spark.settling import settling
+from wal3_core.spark.task_context import AGAIN, earlier_attempts, settling
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def _expanded(
     if isinstance(pointer, FragmentPointer):
         yield reader, log, pointer
         return
-    found = ask(reader.load_snapshot, pointer)
+    found = try_log(reader.load_snapshot, pointer)
     if isinstance(found, LogError):
         yield ReadResult(log, pointer, found)
         return
@@ -191,5 +190,5 @@ def _check(work: tuple[LogReader, str, FragmentPointer] | ReadResult) -> ReadRes
     if isinstance(work, ReadResult):
         return work
     reader, log, pointer = work
-    found = ask(reader.fetch, pointer)
+    found = try_log(reader.fetch, pointer)
     return ReadResult(log, pointer, found if isinstance(found, LogError) else None)

@@ -32,8 +32,7 @@ from wal3_core.storage.object_store import (
     share_of,
 )
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store, within
+from wal3_core.storage.retrying import attempts, for_store, with_retries, within
 from wal3_core.storage.store_urls import options_of_url
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def examine(
     A broken promise is in the report; UnavailableError when the store does not answer at all.
     """
     runtime = runtime or shared_runtime()
-    store = patient(store, runtime)
+    store = with_retries(store, runtime)
     folder = f".wal3-doctor-{runtime.token()}/"
     examination = _Examination(FolderStore(store, folder), runtime, progress or (lambda _: None))
     try:

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol, TypeVar
 from urllib.parse import urlencode
 
-from wal3_core.arguments import with_methods
-from wal3_core.errors import CorruptError
-from wal3_core.model.paths import check_log_name
+from wal3_core.arguments import instance_of, optional, with_methods
+from wal3_core.errors import CorruptError, UnavailableError
+from wal3_core.model.paths import CLOCK, check_log_name, given_log_id
+from wal3_core.runtime import a_runtime
 from wal3_core.storage.store_urls import TUNING_OPTIONS, named_in
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from wal3_core.arguments import Check
+    from wal3_core.runtime import Runtime
 
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
@@ -32,6 +36,9 @@ Buffer = bytes | memoryview
 PRESENT = b"1"
 
 _CONTROL = re.compile("[\0-\x1f\x7f]")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,9 @@ class Unknown:
     cause: str
     slow_down: bool = False
 
+
+# The kinds of requests that change objects, each sent once.
+WRITES = frozenset({"create", "replace", "delete"})
 
 PutOutcome = Done | Refused | Unknown
 # What is said of a refusal that the object does not explain.
@@ -134,11 +144,69 @@ class ObjectStore(Protocol):
         ...
 
 
-class FolderStore:
+class StoreWrapper:
+    """Another store's objects, each request as that store answers it: the base of what changes some requests."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        """The store's URL."""
+        return self._store.url
+
+    @property
+    def share(self) -> Share:
+        """Whose work a request is."""
+        return share_of(self._store)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        return self._sent("read", path, lambda: self._store.read(path, start=start, length=length))
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        return self._sent(
+            "get", path, lambda: self._store.get(path, if_none_match=if_none_match, length_max=length_max)
+        )
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write an object that must not exist."""
+        return self._sent("create", path, lambda: self._store.create(path, data))
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        return self._sent("replace", path, lambda: self._store.replace(path, data, etag))
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        return self._sent("head", path, lambda: self._store.head(path))
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Yield the objects below a folder."""
+        return self._store.list_objects(folder, start_after=start_after)
+
+    def list_folders(self, folder: str) -> list[str]:
+        """List the folders directly in a folder."""
+        return self._sent("list", folder, lambda: self._store.list_folders(folder))
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        self._sent("delete", path, lambda: self._store.delete(path))
+
+    def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
+        """Send a request of the ``kind`` read, get, create, replace, head, list or delete; all but lists of objects."""
+        del kind, path
+        return send()
+
+
+class FolderStore(StoreWrapper):
     """The objects below one folder of a store, as a store; a function as folder is called at each use."""
 
     def __init__(self, store: ObjectStore, folder: str | Callable[[], str]) -> None:
-        self._store = store
+        super().__init__(store)
         self._named = folder
 
     @property
@@ -218,7 +286,7 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
     return FolderStore(store, f"{check_log_name(log)}/")
 
 
-def place_of(url: str) -> str:
+def canonical_url(url: str) -> str:
     """Return the URL of a store, or of a folder in one, without ``TUNING_OPTIONS``: equal for the same store."""
     address = url.partition("?")[0]
     options = sorted(pair for pair in named_in(url).items() if pair[0] not in TUNING_OPTIONS)
@@ -250,3 +318,41 @@ def is_odd(path: str) -> bool:
     """Tell whether no object, and no folder, of a store of logs has a path; a folder's ends in a slash."""
     parts = path.removesuffix("/").split("/") if path else ()
     return any(part in {"", ".", ".."} for part in parts) or _CONTROL.search(path) is not None
+
+
+def opening(**more: Check) -> dict[str, Check]:
+    """Return the checks of a store, a log, its id and a runtime, and the further checks given."""
+    return {
+        "store": a_store,
+        "log": check_log_name,
+        "runtime": optional(a_runtime),
+        "log_id": optional(given_log_id),
+        **more,
+    }
+
+
+def options_of(kind: type) -> Check:
+    """Take options of one class, or None for the defaults."""
+    return optional(instance_of(kind))
+
+
+# A token.
+_CLOCK_BYTES_MAX = 1024
+
+
+def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
+    """Return the time of a log's store: the change time it reports of an object just written.
+
+    If the object could not be written now, the time is that of an earlier write: callers then only wait longer.
+    Requires that the store's clock does not run backwards.
+    """
+    data, found = runtime.token().encode(), store.get(CLOCK, length_max=_CLOCK_BYTES_MAX)
+    if isinstance(found, Versioned):
+        store.replace(CLOCK, data, found.etag)
+    else:
+        store.create(CLOCK, data)
+    written = store.head(CLOCK)
+    if written is None:
+        message = f"log {store.url}: {CLOCK} could not be written to learn the store's time"
+        raise UnavailableError(message)
+    return written.last_modified_us

@@ -16,10 +16,9 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.extras import missing
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_core.storage.observed import ObservedStore
+from wal3_core.storage.instrumented import InstrumentedStore
+from wal3_core.storage.rate_limits import Throttle, ThrottledStore
 from wal3_core.storage.store_urls import options_of_url, split_store_url, without_secrets
-from wal3_core.storage.throttle import Throttle
-from wal3_core.storage.throttled import ThrottledStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,9 +66,9 @@ def open_store(
     parts = split_store_url(url)
     options = options_of_url(url)
     if parts.scheme == "memory" and not parts.netloc:
-        return ObservedStore(_memory_store(parts.path, runtime), runtime)
+        return InstrumentedStore(_memory_store(parts.path, runtime), runtime)
     if parts.scheme == "file":
-        return ObservedStore(_local_store(url, parts, options, runtime), runtime)
+        return InstrumentedStore(_local_store(url, parts, options, runtime), runtime)
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
         return _remote_store(parts, options, session, runtime)
     message = (
@@ -110,7 +109,7 @@ def _remote_store(
     parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None, runtime: Runtime
 ) -> ObjectStore:
     rates = {kind: _rate_of(kind, parts, options) for kind in ("writes", "reads")}
-    store = ObservedStore(_opened(parts, options, session, retry_reads=not rates["reads"]), runtime)
+    store = InstrumentedStore(_opened(parts, options, session, retry_reads=not rates["reads"]), runtime)
     if not any(rates.values()):
         return store
     throttles = {kind: _throttle(kind, parts, options, rate, runtime) for kind, rate in rates.items()}
@@ -151,7 +150,7 @@ def _opened(
     parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None, *, retry_reads: bool
 ) -> RemoteStore:
     try:
-        from wal3_core.storage.backends.buckets import open_remote  # noqa: PLC0415 - only these stores need obstore
+        from wal3_core.storage.backends.remote import open_remote  # noqa: PLC0415 - only these stores need obstore
 
         return open_remote(parts, options, session, retry_reads=retry_reads)
     except ModuleNotFoundError as error:

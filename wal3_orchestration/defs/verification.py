@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster import Definitions, FreshnessPolicy, MetadataValue
 
 from wal3_core import LogError, LogReplacedError, ScrubReport, scrub
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.scrub import Problem
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY
@@ -94,7 +94,7 @@ def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
 
     UnavailableError when the store does not answer.
     """
-    found = ask(partial(scrub, store), log)
+    found = try_log(partial(scrub, store), log)
     if isinstance(found, LogReplacedError):
         # The name has another life since the first request: that one is read.
         return scrub_log(store, log)

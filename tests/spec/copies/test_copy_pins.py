@@ -30,7 +30,7 @@ from wal3_core.model.vacancy import Vacancy
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store, place_of
+from wal3_core.storage.object_store import canonical_url, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -363,7 +363,7 @@ def test_copy_is_continued_whatever_wait_options_the_source_s_url_has(tmp_path: 
     ],
 )
 def test_options_that_only_tune_requests_do_not_distinguish_stores(one: str, other: str, same: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    assert (place_of(one) == place_of(other)) == same
+    assert (canonical_url(one) == canonical_url(other)) == same
 
 
 def test_damage_to_copied_objects_names_the_target_and_what_to_do(store: ObjectStore) -> None:

@@ -196,7 +196,7 @@ def test_reports_that_do_not_adjoin_are_refused(filled: MemoryStore) -> None:
 def test_range_that_failed_without_an_answer_is_scrubbed_again(
     filled: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     part = scrub(filled, "a", None, Limits(fragments=10))
     store = FaultyStore(filled)
     store.fail("read", "log/", "unavailable", times=999)

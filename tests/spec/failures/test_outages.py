@@ -27,8 +27,7 @@ from wal3_core import (
 )
 from wal3_core.options import KIB, RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.patient import PatientStore
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retrying import RetryingStore, timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,7 +281,7 @@ def test_interrupted_listing_continues_where_it_was(memory_store: MemoryStore) -
                     raise UnavailableError("expected another page, found none")
                 yield meta
 
-    store = PatientStore(Breaking(memory_store), QUICK, shared_runtime())
+    store = RetryingStore(Breaking(memory_store), QUICK, shared_runtime())
 
     assert [meta.path for meta in store.list_objects("x/")] == [f"x/{number}" for number in range(5)]
 

@@ -243,7 +243,7 @@ def test_check_that_ends_unexpectedly_is_repeated_later(
 
     with Fleet.open(memory_store, options=LIMITED, runtime=runtime) as fleet:
         with monkeypatch.context() as patch:
-            patch.setattr("wal3_core.fleet.back_pressure.measure", measured)
+            patch.setattr("wal3_core.fleet.dirty.back_pressure.measure", measured)
             patch.setattr("sys.excepthook", lambda *_: printed.set())
             fleet.append("a", b"1")
             assert printed.wait(30)

@@ -30,14 +30,13 @@ from wal3_core import (
     seal,
 )
 from wal3_core.fleet.fleet import Fleet
-from wal3_core.fleet.fleet_options import FleetOptions
-from wal3_core.fleet.open_logs import OpenLogs
+from wal3_core.fleet.open_logs import FleetOptions, OpenLogs
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from wal3_core.fleet.slots import Use
+    from wal3_core.fleet.open_logs import Use
     from wal3_core.storage.object_store import ObjectStore
 
 LIMIT_S = 30

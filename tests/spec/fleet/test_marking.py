@@ -24,8 +24,8 @@ from wal3_core import (
     seal,
 )
 from wal3_core.errors import UnmarkedError
-from wal3_core.fleet.dirty_log import DirtyLog
-from wal3_core.fleet.rollup import RollUp
+from wal3_core.fleet.dirty.dirty_log import DirtyLog
+from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker, life_of_log
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -353,7 +353,7 @@ def test_lane_that_could_not_be_opened_is_opened_later(
     faulty: FaultyStore, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it counted against ``lanes_max``, so that a server kept to one lane after a short outage."""
-    monkeypatch.setattr("wal3_core.fleet.dirty_log._OPEN_AGAIN_S", 0.0)
+    monkeypatch.setattr("wal3_core.fleet.dirty.dirty_log._OPEN_AGAIN_S", 0.0)
     for log in ("b", "c"):
         LogWriter.initialize(faulty.inner, log)
     came = hold(faulty, gate, "dirty/s/manifest", "replace")

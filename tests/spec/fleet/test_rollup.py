@@ -42,12 +42,10 @@ from wal3_core import (
 )
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyCompactionRefusedError
-from wal3_core.fleet.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, RollUpPlan
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import LogId
-from wal3_core.model.rollup import Decision
-from wal3_core.model.rollup_options import RollUpOptions
-from wal3_core.model.rollup_plan import RollUpPlan
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def test_handled_logs_are_no_longer_marked_and_the_others_are(store: ObjectStore
 
     assert plan.selected == ("a", "b", "tenant/c")
     assert [each.num_records for each in plan.logs] == [6, 3, 3]
-    assert (plan.num_records, plan.stretch.num_markers) == (12, 4)
+    assert (plan.num_records, plan.marker_range.num_markers) == (12, 4)
     assert plan.num_bytes == sum(manifest_of(store, log).num_bytes for log in plan.selected)
     assert (done.outcome, done.num_reinserted, done.limit) == (RollUpEnd.ADVANCED, 1, 5)
     assert marked(store) == {"b": (1, 4)}

@@ -9,9 +9,9 @@ from tests.spec.logs import manifest_of
 from tests.spec.rolling import ALL, DIRTY, grow, marked, read
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition
-from wal3_core.fleet.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup_plan import Decision
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.rollup import Decision
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore

@@ -25,13 +25,13 @@ from tests.spec.rolling import (
 )
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, collect, seal
-from wal3_core.fleet.assignment import assigned, dirty_logs
-from wal3_core.fleet.rollup import ROLLUP, RollUp, RollUpEnd
+from wal3_core.fleet.dirty.dirty_log import assigned, dirty_logs
+from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp, RollUpEnd
 from wal3_core.model.paths import MANIFEST
 
 if TYPE_CHECKING:
     from tests.stores import Fault
-    from wal3_core.model.rollup_options import RollUpOptions
+    from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -233,7 +233,7 @@ def test_cursor_below_the_first_marker_is_rolled_up_from_there_and_reported(memo
 
     plan = read(memory_store, ALL)
 
-    assert (plan.stretch.skipped, plan.stretch.start) == (1, 3)
+    assert (plan.marker_range.skipped, plan.marker_range.start) == (1, 3)
     assert plan.logs == ()
 
 
@@ -256,7 +256,7 @@ def test_markers_of_a_dirty_log_that_was_restored_are_not_skipped(memory_store: 
         grow(memory_store, "f")
 
     assert plan.selected == ("a", "e")
-    assert plan.stretch.skipped == 0
+    assert plan.marker_range.skipped == 0
     assert done.outcome is RollUpEnd.ADVANCED
     assert set(marked(memory_store)) == {"a", "e", "f"}
     assert rollup.finish(read(memory_store, ALL), ["a", "e", "f"]).outcome is RollUpEnd.ADVANCED
@@ -272,7 +272,7 @@ def test_dirty_log_of_a_quiet_fleet_shrinks_to_nothing_and_is_collected(store: O
     collect(store, DIRTY, options=replace(NOW, fraction_max=0.9, orphans_max=0))
 
     quiet = rollup.read()
-    assert (quiet.stretch.num_markers, quiet.logs) == (0, ())
+    assert (quiet.marker_range.num_markers, quiet.logs) == (0, ())
     assert rollup.finish(quiet).outcome is RollUpEnd.NOTHING_TO_DO
     assert manifest_of(store, DIRTY).num_records <= 1
     assert len(list(life_store(store, DIRTY).list_objects("log/"))) <= 1

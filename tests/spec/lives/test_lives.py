@@ -410,7 +410,7 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
 def test_writes_arriving_after_a_destroy_s_last_listing_do_no_harm_and_are_deleted_by_the_next(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     fill(store, "a", 3)
     inside = FolderStore(store, f"a/{life_folder(manifest_of(store, 'a').log_id)}")
     faulty = FaultyStore(store)

@@ -129,7 +129,7 @@ def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore
 
 
 def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", "unknown", times=100)

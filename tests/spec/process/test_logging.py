@@ -31,7 +31,7 @@ from wal3_core.log.write import report
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.runtime.loggers import Seldom, without_secrets
-from wal3_core.storage.observed import ObservedStore
+from wal3_core.storage.instrumented import InstrumentedStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
@@ -56,7 +56,7 @@ def faulty(memory_store: MemoryStore) -> FaultyStore:
 def test_healthy_log_that_is_written_read_and_moved_along_logs_nothing_at_info(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = ObservedStore(memory_store, shared_runtime())
+    store = InstrumentedStore(memory_store, shared_runtime())
     with caplog.at_level(logging.INFO, "wal3"), LogWriter.open_or_initialize(store, "a") as writer:
         for number in range(200):
             writer.submit(b"%d" % number)
@@ -206,7 +206,7 @@ def test_store_that_is_silent_for_two_seconds_is_reported_once_while_it_is(
     handler.emit = lambda _: reported.set()
     logging.getLogger("wal3.store.waiting").addHandler(handler)
     faulty.before = lambda _kind, _path: gate.wait(WAIT_S_MAX) and None
-    store = ObservedStore(faulty, shared_runtime())
+    store = InstrumentedStore(faulty, shared_runtime())
 
     with caplog.at_level(logging.INFO, "wal3"):
         asking = [threading.Thread(target=store.head, args=(path,)) for path in ("a/one", "a/two")]
@@ -229,7 +229,7 @@ def test_writes_that_keep_failing_are_reported_though_reads_are_answered(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     faulty.fail("create", "/log/", "unknown", times=1000)
-    store = ObservedStore(faulty, shared_runtime())
+    store = InstrumentedStore(faulty, shared_runtime())
     options = WriterOptions(retry=RetryOptions(timeout_s=3.0, pause_s_max=0.1), delivery_timeout_s=3.0)
 
     with caplog.at_level(logging.DEBUG, "wal3.store"), LogWriter.open(store, "a", options=options) as writer:
@@ -254,7 +254,7 @@ def test_failures_with_long_pauses_between_them_are_not_one_silence(
             return self.now_s
 
     runtime = Clock()
-    store = ObservedStore(faulty, runtime)
+    store = InstrumentedStore(faulty, runtime)
     for now_s in (0.0, 100.0, 103.0, 105.0):
         faulty.fail("create", "a/x", "unknown")
         runtime.now_s = now_s
@@ -310,7 +310,7 @@ def test_handler_that_raises_leaves_appends_their_outcomes(
     handler, printed = Broken(), threading.Event()
     monkeypatch.setattr(sys, "excepthook", lambda *_: printed.set())
     monkeypatch.setattr(report, "SLOW_COMMIT_S", -1.0)
-    store = ObservedStore(faulty, shared_runtime())
+    store = InstrumentedStore(faulty, shared_runtime())
     logging.getLogger("wal3").addHandler(handler)
     try:
         with caplog.at_level(logging.DEBUG, "wal3"), LogWriter.open(store, "a") as writer:

@@ -34,8 +34,8 @@ from wal3_core import (
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import SILENT, ThreadRuntime
-from wal3_core.storage.observed import ObservedStore
-from wal3_core.storage.throttle import Throttle
+from wal3_core.storage.instrumented import InstrumentedStore
+from wal3_core.storage.rate_limits import Throttle
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="pip install opentelemetry-sdk")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip install opentelemetry-sdk")
@@ -100,7 +100,7 @@ def metered() -> Iterator[Metered]:
 
 def test_writer_reader_follower_and_collector_are_counted_exactly(store: ObjectStore, metered: Metered) -> None:
     counting = CountingStore(store)
-    observed, runtime = ObservedStore(counting, metered.runtime), metered.runtime
+    observed, runtime = InstrumentedStore(counting, metered.runtime), metered.runtime
     LogWriter.initialize(observed, "a", runtime=runtime)
     with LogWriter.open(observed, "a", options=WriterOptions(batch_records_max=10), runtime=runtime) as writer:
         for number in range(100):
@@ -169,7 +169,7 @@ def test_records_that_a_consumer_saved_are_counted_once(store: ObjectStore, mete
 
 def test_retries_conflicts_and_failures_are_counted_as_the_writer_does(store: ObjectStore, metered: Metered) -> None:
     faulty = FaultyStore(store)
-    observed, runtime = ObservedStore(faulty, metered.runtime), metered.runtime
+    observed, runtime = InstrumentedStore(faulty, metered.runtime), metered.runtime
     LogWriter.initialize(observed, "a", runtime=runtime)
     with (
         LogWriter.open(observed, "a", options=QUICK, runtime=runtime) as one,
@@ -340,7 +340,7 @@ def test_instruments_that_raise_leave_appends_their_outcomes(
     monkeypatch.setattr(sys, "excepthook", lambda *error: printed.append(error))
     with ThreadRuntime() as runtime:
         enable_metrics(Broken(), runtime=runtime)
-        store = ObservedStore(memory_store, runtime)
+        store = InstrumentedStore(memory_store, runtime)
         with LogWriter.open_or_initialize(store, "a", runtime=runtime) as writer:
             position = writer.submit(b"x").result(WAIT_S_MAX)
 

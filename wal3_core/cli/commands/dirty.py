@@ -14,18 +14,16 @@ from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.shell.stores import check_store
 from wal3_core.cli.types import CURSOR, LOG, SERVER, Duration, Whole, age_of
 from wal3_core.errors import InvalidRequestError
-from wal3_core.fleet.assignment import dirty_logs
-from wal3_core.fleet.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
+from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
+from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions
 from wal3_core.model.paths import DIRTY, check_log_name
-from wal3_core.model.rollup import Decision
-from wal3_core.model.rollup_options import RollUpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from wal3_core.fleet.rollup import FinishedRollUp
-    from wal3_core.model.rollup import MarkedLog
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup import FinishedRollUp
+    from wal3_core.fleet.dirty.rollup_plan import MarkedLog, RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
 _DUE = RollUpOptions()
@@ -228,14 +226,16 @@ class _Finished:
         except BaseException:
             if any(is_handed_out(each, self._handed_out) for each in plan.logs):
                 self.add(plan, None)
-                message = f"{plan.stretch.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                message = (
+                    f"{plan.marker_range.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                )
                 click.echo(plain(message), err=True)
             raise
         self.add(plan, done)
 
     def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
         """Add one; ``done`` is None in a dry run."""
-        name = plan.stretch.dirty_log
+        name = plan.marker_range.dirty_log
         if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
             self.overtaken.append(name)
             return
@@ -284,7 +284,7 @@ def _check_marked(names: Collection[str], plans: list[RollUpPlan], options: Roll
     missing = sorted(set(names) - {each.log for plan in plans for each in plan.logs})
     if not missing:
         return
-    cut = any(plan.stretch.num_markers >= options.markers_max for plan in plans)
+    cut = any(plan.marker_range.num_markers >= options.markers_max for plan in plans)
     among = f" among the first {count(options.markers_max)} markers of each dirty log" if cut else ""
     found = f"found no marker{among} of {', '.join(missing)}"
     message = f"dirty rollup --handled: expected marked logs, {found}: mistyped, or handed out before; see dirty show"
@@ -322,7 +322,7 @@ def print_marked(plan: RollUpPlan, handed_out: Collection[str] | None = None) ->
     """Print a JSON object for each log that is marked in one dirty log."""
     for each in plan.logs:
         more = {} if handed_out is None else {"handed_out": is_handed_out(each, handed_out)}
-        print_json({"dirty_log": plan.stretch.dirty_log, **each.to_json(), **more})
+        print_json({"dirty_log": plan.marker_range.dirty_log, **each.to_json(), **more})
 
 
 def is_handed_out(each: MarkedLog, handed_out: Collection[str]) -> bool:
@@ -346,7 +346,7 @@ def show_marked(
     by_server: dict[str, list[RollUpPlan]] = {}
     by_log: dict[str, list[MarkedLog]] = {}
     for plan in plans:
-        by_server.setdefault(server_of(plan.stretch.dirty_log), []).append(plan)
+        by_server.setdefault(server_of(plan.marker_range.dirty_log), []).append(plan)
         for each in plan.logs:
             by_log.setdefault(each.log, []).append(each)
     for server, lanes in by_server.items():
@@ -370,10 +370,11 @@ def warn_of(plans: Sequence[RollUpPlan]) -> None:
     """Print on stderr by which clock ages are if not the store's, and which markers were lost."""
     warn_of_clock(next((plan.guessed for plan in plans if plan.guessed is not None), None))
     for plan in plans:
-        if plan.stretch.skipped:
-            lost = f"{counted(plan.stretch.skipped, 'marker')} collected before a roll-up"
+        if plan.marker_range.skipped:
+            lost = f"{counted(plan.marker_range.skipped, 'marker')} collected before a roll-up"
             click.echo(
-                plain(f"{plan.stretch.dirty_log}: {lost}: only a sweep over all logs finds what they marked"), err=True
+                plain(f"{plan.marker_range.dirty_log}: {lost}: only a sweep over all logs finds what they marked"),
+                err=True,
             )
 
 
@@ -387,9 +388,9 @@ def _summary(server: str, lanes: Sequence[RollUpPlan]) -> str:
     marked = {each.log for plan in lanes for each in plan.logs}
     selected = {log for plan in lanes for log in plan.selected}
     # The server may be asked for by one of its lanes alone.
-    name = server if len(lanes) > 1 else lanes[0].stretch.dirty_log
+    name = server if len(lanes) > 1 else lanes[0].marker_range.dirty_log
     within = f" in {len(lanes)} lanes" if len(lanes) > 1 else ""
-    markers = counted(sum(plan.stretch.num_markers for plan in lanes), "marker")
+    markers = counted(sum(plan.marker_range.num_markers for plan in lanes), "marker")
     return f"{name}: {markers}{within}, {counted(len(marked), 'marked log')}, {count(len(selected))} selected"
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +24,12 @@ from wal3_core.cli.shell.process import TAKEN_S_MAX
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Whole, wait_of
 from wal3_core.errors import ConditionNotMetError
-from wal3_core.fleet.exercise.checker import Kind
-from wal3_core.fleet.exercise.ledger import Outcome
-from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.checker import ViolationKind
+from wal3_core.fleet.exercise.ledger import AppendOutcome
+from wal3_core.fleet.exercise.load import LoadShape
 from wal3_core.fleet.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
 from wal3_core.fleet.exercise.report import Summary, price_usd
-from wal3_core.fleet.exercise.running import Exercise, Plan, Progress, with_kept
+from wal3_core.fleet.exercise.running import Exercise, ExercisePlan, ExerciseProgress
 from wal3_core.options import MIB, WriterOptions
 from wal3_core.runtime import shared_runtime
 
@@ -111,7 +112,7 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     if clean:
         _clean(session)
         return
-    load = Load(
+    load = LoadShape(
         seed=int(shared_runtime().token()[:6], 16) if seed is None else seed,
         rate_per_s=rate,
         logs=logs,
@@ -120,7 +121,9 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
         bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
     )
     lasts_s, limit = None if soak else duration_s, bytes_max or _BYTES_MAX
-    plan = Plan(load, duration_s=lasts_s, bytes_max=limit, kills=kills, maintenance=with_maintenance, late_s=late_s)
+    plan = ExercisePlan(
+        load, duration_s=lasts_s, bytes_max=limit, kills=kills, maintenance=with_maintenance, late_s=late_s
+    )
     report = partial(_report, path=summary_path, as_json=as_json)
     summary = _exercise(session, plan, report, keep=keep)
     if not summary.sound:
@@ -128,7 +131,7 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     summary.check_tried()
 
 
-def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *, keep: bool) -> Summary:
+def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], None], *, keep: bool) -> Summary:
     """Exercise a store, report what was found, and remove the logs."""
     url = session.url_of()
     if url.startswith("memory:"):
@@ -148,7 +151,7 @@ def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *
             summary = running.check(advance)
         kept = keep or not summary.sound
         # Before the removal, which takes long and may fail.
-        report(with_kept(summary, (f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
+        report(replace(summary, kept=(f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
         if kept:
             return summary
         with progress("exercise: removing", plan.load.logs) as advance:
@@ -175,7 +178,7 @@ def _clean(session: Session) -> None:
 
 
 @contextmanager
-def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
+def _display(label: str, plan: ExercisePlan) -> Iterator[Callable[[ExerciseProgress], None]]:
     """Show the progress on stderr: a line that is replaced on a terminal, else one every ten seconds."""
     if sys.stderr.isatty():
         with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
@@ -183,7 +186,7 @@ def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
         return
     shown_s = [0.0]
 
-    def show(now: Progress) -> None:
+    def show(now: ExerciseProgress) -> None:
         if now.at_s >= shown_s[0] + _LINES_S:
             shown_s[0] += _LINES_S
             click.echo(f"{label}  {progress_line(now, plan)}", err=True)
@@ -191,14 +194,14 @@ def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
     yield show
 
 
-def progress_line(now: Progress, plan: Plan) -> str:
+def progress_line(now: ExerciseProgress, plan: ExercisePlan) -> str:
     """Say how far a load is; refusals of conditions that were not met are apart from failures."""
     counts = now.figures.counts
     lasts = "" if plan.duration_s is None else f" of {wait_of(plan.duration_s)}"
     unmet = counts[f"error {ConditionNotMetError.__name__}"]
-    failed = counts[Outcome.NOT_DURABLE] + counts[Outcome.UNKNOWN] - unmet
+    failed = counts[AppendOutcome.NOT_DURABLE] + counts[AppendOutcome.UNKNOWN] - unmet
     return (
-        f"{wait_of(now.at_s)}{lasts}  target {now.rate_per_s:,.0f}/s  {count(counts[Outcome.DURABLE])} durable,"
+        f"{wait_of(now.at_s)}{lasts}  target {now.rate_per_s:,.0f}/s  {count(counts[AppendOutcome.DURABLE])} durable,"
         f" {count(unmet)} refused by their condition, {count(failed)} failed or unknown  {size(counts['bytes'])}"
         f"  {count(now.figures.requests.total())} requests"
         f" (about ${price_usd(now.figures.requests):.3f})  {now.killed} kills"
@@ -226,7 +229,7 @@ def _show(summary: Summary) -> None:
         click.echo(f"{finding.kind.value}: {plain(place)}: {plain(finding.text)}")
     for each in summary.kept:
         output.print(f"kept: {each}")
-    late = summary.checked.found[Kind.LATE]
+    late = summary.checked.found[ViolationKind.LATE]
     output.print(verdict_line(summary))
     if late:
         output.print(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
@@ -235,9 +238,9 @@ def _show(summary: Summary) -> None:
 def verdict_line(summary: Summary) -> str:
     """Say how many records were acknowledged, where they are, and what that says of the store."""
     verdict = "kept every promise" if summary.sound else "BROKE a promise, or this program has a defect"
-    if summary.sound and not summary.checked.outcomes[Outcome.DURABLE]:
+    if summary.sound and not summary.checked.outcomes[AppendOutcome.DURABLE]:
         verdict = "showed nothing"
-    durable = counted(summary.checked.outcomes[Outcome.DURABLE], "acknowledged record")
+    durable = counted(summary.checked.outcomes[AppendOutcome.DURABLE], "acknowledged record")
     collected = summary.figures.counts["records_collected"]
     gone = f" and {count(collected)} collected before" if collected else ""
     return f"{durable}, {count(summary.checked.sizes['read'])} read back at the end{gone}: the store {verdict}"
@@ -245,12 +248,12 @@ def verdict_line(summary: Summary) -> str:
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:
     checked, counts, seconds = summary.checked, summary.figures.counts, summary.load_s
-    durable, num_bytes = checked.outcomes[Outcome.DURABLE], checked.sizes["bytes"]
+    durable, num_bytes = checked.outcomes[AppendOutcome.DURABLE], checked.sizes["bytes"]
     latencies = ", ".join(f"{name} {value} ms" for name, value in checked.latencies.to_json().items())
     requests = ", ".join(f"{count(number)} {kind}" for kind, number in summary.figures.requests.most_common())
     rows = [
         ("load", f"{seconds:.1f} s, {counted(summary.logs, 'log')}, {counted(counts['killed'], 'kill')}"),
-        ("appends", ", ".join(f"{count(checked.outcomes[each])} {each.value}" for each in Outcome)),
+        ("appends", ", ".join(f"{count(checked.outcomes[each])} {each.value}" for each in AppendOutcome)),
         ("rate", f"{durable / max(seconds, 1):,.1f} appends/s, {size(round(num_bytes / max(seconds, 1)))}/s"),
         ("bytes", f"{size(num_bytes)}, largest record {size(checked.sizes['largest'])}"),
         ("latency", latencies),
@@ -266,4 +269,4 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     if counts["collections"]:
         collected = f"{count(counts['collections'])}, {count(counts['records_collected'])} records"
         rows.append(("collections", f"{collected}; {count(counts['snapshot_steps'])} steps of snapshot compaction"))
-    return [*rows, *((kind.value, count(checked.found[kind])) for kind in Kind)]
+    return [*rows, *((kind.value, count(checked.found[kind])) for kind in ViolationKind)]

@@ -17,7 +17,7 @@ from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check_store(store: ObjectStore) -> None:
     parts = urlsplit(store.url)
     if parts.scheme == "memory":
         return
-    store = patient(store, shared_runtime())
+    store = with_retries(store, shared_runtime())
     found = "no objects"
     if parts.scheme == "file":
         root = Path(unquote(parts.path))

@@ -27,7 +27,7 @@ PARTS = 16
 _SUBMITTED, _ANSWERED, _READ, _LOOKED, _PROBLEM = "SARLP"
 
 
-class Outcome(StrEnum):
+class AppendOutcome(StrEnum):
     """What a process knows of an append. ``pending``: it was killed before it knew."""
 
     DURABLE = "durable"
@@ -49,7 +49,7 @@ class Append:
     checksum: str
     submitted_us: int
     expect_next: int | None = None
-    outcome: Outcome = Outcome.PENDING
+    outcome: AppendOutcome = AppendOutcome.PENDING
     offset: int = 0
     answered_us: int = 0
 
@@ -59,7 +59,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ReadRecord:
     """One record as it was read; ``seen_us`` is when a reader that follows the log saw it, 0 in the final read."""
 
     offset: int
@@ -69,7 +69,7 @@ class Found:
     seen_us: int = 0
 
     @classmethod
-    def of(cls, record: Record, seen_us: int = 0) -> Found:
+    def of(cls, record: Record, seen_us: int = 0) -> ReadRecord:
         """Describe a record."""
         key, body = record.key or b"", record.body or b""
         shown = key.decode("ascii", "backslashreplace").replace("\t", "\\t").replace("\n", "\\n")
@@ -77,7 +77,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class EndSeen:
     """A look at a log's end, begun then: the log ended before ``next_offset``."""
 
     began_us: int
@@ -101,12 +101,12 @@ class Ledger:
         fields = (append.number, append.outcome.value, append.offset, append.answered_us)
         self._write(log, _ANSWERED, append.process, *fields)
 
-    def read(self, log: str, found: Iterable[Found]) -> None:
+    def read(self, log: str, found: Iterable[ReadRecord]) -> None:
         """Note records that were read, before anything relies on that."""
         for each in found:
             self._write(log, _READ, each.offset, each.num_bytes, each.checksum, each.seen_us, each.key)
 
-    def look(self, log: str, look: Look) -> None:
+    def look(self, log: str, look: EndSeen) -> None:
         """Note where a log ended."""
         self._write(log, _LOOKED, look.began_us, look.next_offset)
 
@@ -132,8 +132,8 @@ class LogLedger:
     """What the files say of one log; in the final read it held its records from ``kept_from`` on."""
 
     appends: list[Append]
-    found: list[Found]
-    looks: list[Look]
+    found: list[ReadRecord]
+    looks: list[EndSeen]
     problems: list[str]
     kept_from: int = 1
 
@@ -167,7 +167,7 @@ def _lines(path: Path) -> Iterator[list[str]]:
 
 def _append(submitted: list[str], answered: list[str] | None) -> Append:
     process, number, num_bytes, checksum, submitted_us, expect_next = submitted
-    outcome, offset, answered_us = (Outcome.PENDING.value, "0", "0") if answered is None else answered[2:]
+    outcome, offset, answered_us = (AppendOutcome.PENDING.value, "0", "0") if answered is None else answered[2:]
     return Append(
         process=process,
         number=int(number),
@@ -175,7 +175,7 @@ def _append(submitted: list[str], answered: list[str] | None) -> Append:
         checksum=checksum,
         submitted_us=int(submitted_us),
         expect_next=int(expect_next) or None,
-        outcome=Outcome(outcome),
+        outcome=AppendOutcome(outcome),
         offset=int(offset),
         answered_us=int(answered_us),
     )
@@ -186,9 +186,11 @@ def _add(ledger: LogLedger, kind: str, fields: list[str]) -> None:
         case "R":
             offset, num_bytes, checksum, seen_us, key = fields
             ledger.found.append(
-                Found(offset=int(offset), key=key, num_bytes=int(num_bytes), checksum=checksum, seen_us=int(seen_us))
+                ReadRecord(
+                    offset=int(offset), key=key, num_bytes=int(num_bytes), checksum=checksum, seen_us=int(seen_us)
+                )
             )
         case "L":
-            ledger.looks.append(Look(began_us=int(fields[0]), next_offset=int(fields[1])))
+            ledger.looks.append(EndSeen(began_us=int(fields[0]), next_offset=int(fields[1])))
         case _:
             ledger.problems.append(fields[0])

@@ -34,7 +34,7 @@ def draw(*parts: object) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AppendChoice:
     """One append: the log's number, the body's bytes, and whether it names the log's next offset, or a wrong one."""
 
     log: int
@@ -52,7 +52,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadShape:
     """A load: ``rate_per_s`` records a second on average, by all processes together, into ``logs`` logs.
 
     No body is larger than ``body_bytes_max``; all together are about ``bytes_per_s`` a second at most.
@@ -71,11 +71,11 @@ class Load:
         begin, end = _SHAPES[int(draw(self.seed, "shape", int(slot)) * len(_SHAPES))]
         return self.rate_per_s / self.processes * (begin if rest < _SLOT_S * _SPELL_SHARE else end)
 
-    def choice(self, process: int, life: int, number: int, *, bytes_left: float) -> Choice:
+    def choice(self, process: int, life: int, number: int, *, bytes_left: float) -> AppendChoice:
         """Return what a process appends as its ``number``-th record; a body fits into ``bytes_left`` or is small."""
         seed = (self.seed, process, life, number)
         condition = draw(*seed, "condition")
-        return Choice(
+        return AppendChoice(
             log=self._log(process, draw(*seed, "log")),
             num_bytes=self._num_bytes(draw(*seed, "kind"), draw(*seed, "size"), bytes_left),
             conditional=condition < _CONDITIONAL_SHARE,

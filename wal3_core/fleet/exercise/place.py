@@ -14,8 +14,7 @@ from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.object_store import FolderStore
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import for_store, until_answered
+from wal3_core.storage.retrying import for_store, until_answered, with_retries
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def server_name(process: int) -> str:
 
 def leftovers(store: ObjectStore, runtime: Runtime) -> list[str]:
     """Name the exercises that have objects in a store."""
-    found = patient(store, runtime).list_folders(EXERCISES)
+    found = with_retries(store, runtime).list_folders(EXERCISES)
     names = [folder.removeprefix(EXERCISES).rstrip("/") for folder in found]
     return [name for name in names if _RUN.fullmatch(name)]
 
@@ -78,7 +77,7 @@ def remove(store: ObjectStore, run: str, runtime: Runtime, progress: Callable[[i
     InvalidRequestError, and nothing deleted, when its folder contains a log that no exercise has. ``progress`` gets
     the number of logs destroyed, and of all.
     """
-    place = patient(run_store(store, run), runtime)
+    place = with_retries(run_store(store, run), runtime)
     # What is left would cost the store's user money: each step is tried again while the store does not answer.
     retry = for_store(RetryOptions(), place)
     logs = until_answered(lambda: list(list_logs(place)), retry, runtime)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
-from wal3_core.fleet.exercise.checker import HARMLESS, Finding, Kind
-from wal3_core.fleet.exercise.ledger import Outcome
+from wal3_core.fleet.exercise.checker import HARMLESS, Violation, ViolationKind
+from wal3_core.fleet.exercise.ledger import AppendOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,13 +82,13 @@ class Figures:
 class Checked:
     """What the check of some logs has seen: appends by outcome, bytes acknowledged, records read, findings."""
 
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[AppendOutcome] = field(default_factory=Counter)
     latencies: Histogram = field(default_factory=Histogram)
-    found: Counter[Kind] = field(default_factory=Counter)
-    shown: list[Finding] = field(default_factory=list)
+    found: Counter[ViolationKind] = field(default_factory=Counter)
+    shown: list[Violation] = field(default_factory=list)
     sizes: Counter[str] = field(default_factory=Counter)
 
-    def add_findings(self, findings: Iterable[Finding]) -> None:
+    def add_findings(self, findings: Iterable[Violation]) -> None:
         """Count findings, and keep the first ones of each kind."""
         for finding in findings:
             self.found[finding.kind] += 1
@@ -116,7 +116,7 @@ class Summary:
 
     def check_tried(self) -> None:
         """Refuse to take nothing for a proof: UnavailableError when no append became durable."""
-        if not self.checked.outcomes[Outcome.DURABLE]:
+        if not self.checked.outcomes[AppendOutcome.DURABLE]:
             message = (
                 f"exercise {self.run}: expected appends to become durable, found none in {self.load_s:.0f} s: nothing"
                 f" is known of the store"
@@ -125,7 +125,7 @@ class Summary:
 
     def per_million(self) -> dict[str, float] | None:
         """Return the requests, and their price in US dollars, for a million durable appends; None if there was none."""
-        durable = self.checked.outcomes[Outcome.DURABLE]
+        durable = self.checked.outcomes[AppendOutcome.DURABLE]
         if not durable:
             return None
         requests = self.figures.requests
@@ -137,7 +137,7 @@ class Summary:
     def to_json(self) -> dict[str, object]:
         """Return as a JSON object; docs/exercise.md describes it."""
         checked, counts = self.checked, self.figures.counts
-        durable = checked.outcomes[Outcome.DURABLE]
+        durable = checked.outcomes[AppendOutcome.DURABLE]
         return {
             "run": self.run,
             "store": self.store,
@@ -145,9 +145,9 @@ class Summary:
             "logs": self.logs,
             "load_s": round(self.load_s, 1),
             "sound": self.sound,
-            "findings": {kind.value: checked.found[kind] for kind in Kind},
+            "findings": {kind.value: checked.found[kind] for kind in ViolationKind},
             "shown": [finding.to_json() for finding in checked.shown],
-            "appends": {outcome.value: checked.outcomes[outcome] for outcome in Outcome},
+            "appends": {outcome.value: checked.outcomes[outcome] for outcome in AppendOutcome},
             "conditional": checked.sizes["conditional"],
             "unmarked": counts["unmarked"],
             "bytes": checked.sizes["bytes"],

@@ -8,19 +8,23 @@ import sys
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, UnavailableError
+from wal3_core.fleet.exercise.checker import Violation, ViolationKind, check_log
+from wal3_core.fleet.exercise.ledger import PARTS, AppendOutcome, LogLedger, ReadRecord, read_part
 from wal3_core.fleet.exercise.place import log_name, new_run, run_store
 from wal3_core.fleet.exercise.process import Task, read_figures
 from wal3_core.fleet.exercise.report import Checked, Summary
-from wal3_core.fleet.exercise.verifying import verify_logs
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import scrub
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retrying import timeout_s_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from wal3_core.fleet.exercise.load import Load
+    from wal3_core.fleet.exercise.load import LoadShape
+    from wal3_core.fleet.exercise.place import RunStore
     from wal3_core.fleet.exercise.report import Figures
     from wal3_core.storage.object_store import ObjectStore
 
@@ -36,7 +40,7 @@ _ENDS_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExercisePlan:
     """What to do: the load lasts ``duration_s`` seconds, None for until it is stopped, or ``bytes_max`` are appended.
 
     With ``kills``, half of the ends of writing processes are by SIGKILL; with ``maintenance``, a third of the logs
@@ -44,7 +48,7 @@ class Plan:
     more than ``late_s`` seconds after its acknowledgement.
     """
 
-    load: Load
+    load: LoadShape
     _: KW_ONLY
     duration_s: float | None
     bytes_max: int
@@ -69,7 +73,7 @@ class _Process:
 
 
 @dataclass(slots=True, frozen=True)
-class Progress:
+class ExerciseProgress:
     """An exercise at one moment of its load."""
 
     at_s: float
@@ -88,7 +92,7 @@ class _Ends:
 class Exercise:
     """One exercise of a store. Its logs are in a folder of their own; its ledgers in ``folder``, a local directory."""
 
-    def __init__(self, store: ObjectStore, url: str, plan: Plan, folder: Path) -> None:
+    def __init__(self, store: ObjectStore, url: str, plan: ExercisePlan, folder: Path) -> None:
         self.run = new_run(shared_runtime())
         self._runtime = shared_runtime()
         self._store = store
@@ -104,7 +108,9 @@ class Exercise:
         step = max(3, -(-logs // _FOLLOWED_MAX) | 1)
         self._followed = tuple(range((logs - 1) % step, logs, step))
 
-    def load(self, stop: Callable[[], bool], show: Callable[[Progress], None], hurry: Callable[[], bool]) -> None:
+    def load(
+        self, stop: Callable[[], bool], show: Callable[[ExerciseProgress], None], hurry: Callable[[], bool]
+    ) -> None:
         """Put the load on the store until its time is over, or ``stop``; processes are killed at ``hurry``.
 
         ``show`` gets the progress ten times a second. UnavailableError when a process cannot go on.
@@ -167,11 +173,11 @@ class Exercise:
                 return True
         return durable_bytes >= self._plan.bytes_max
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> ExerciseProgress:
         at_s = self._elapsed_s()
         rate_per_s = self._plan.load.rate_at(at_s) * self._plan.load.processes
         figures = read_figures(self._folder)
-        return Progress(at_s, rate_per_s, figures, len(self._ends.closed), len(self._ends.killed))
+        return ExerciseProgress(at_s, rate_per_s, figures, len(self._ends.closed), len(self._ends.killed))
 
     def _start(self, role: str, process: int = 0, life: int = 0) -> _Process:
         task = Task(
@@ -233,7 +239,9 @@ class Exercise:
         cause = lines[-1] if lines else f"exit code {process.popen.returncode}"
         return UnavailableError(f"exercise {self.run}: process {process.task.name} ended: {cause}")
 
-    def _end(self, processes: list[_Process], show: Callable[[Progress], None], hurry: Callable[[], bool]) -> None:
+    def _end(
+        self, processes: list[_Process], show: Callable[[ExerciseProgress], None], hurry: Callable[[], bool]
+    ) -> None:
         """Ask processes to end, and wait; kill those that take too long."""
         until_s = self._elapsed_s() + timeout_s_of(self._url) + _ENDS_S_MAX
         for each in processes:
@@ -250,6 +258,69 @@ class Exercise:
             self._note_end(each)
 
 
-def with_kept(summary: Summary, kept: tuple[str, ...]) -> Summary:
-    """Return a summary that says where logs and ledgers were kept."""
-    return replace(summary, kept=kept)
+def verify_logs(
+    place: RunStore,
+    folder: Path,
+    checked: Checked,
+    *,
+    late_us: int,
+    scrubbed: Collection[str],
+    progress: Callable[[int, int | None], None],
+) -> None:
+    """Check every log that the ledgers name; those in ``scrubbed`` are scrubbed as well. Adds to ``checked``.
+
+    Loads one part of the ledgers at a time. UnavailableError when the store does not answer.
+    """
+    run = place.url.partition("?")[0].rstrip("/").rpartition("/")[2]
+    done = 0
+    for part in range(PARTS):
+        for log, ledger in sorted(read_part(folder, part).items()):
+            checked.sizes["followed"] += len({each.offset for each in ledger.found})
+            before = len(ledger.found)
+            kept_from = _read_back(place, log, ledger)
+            checked.sizes["read"] += len(ledger.found) - before
+            checked.add_findings(check_log(run, log, replace(ledger, kept_from=kept_from), late_us=late_us))
+            if log in scrubbed:
+                checked.add_findings(_scrubbed(place, log))
+                checked.sizes["scrubbed"] += 1
+            _count_appends(checked, ledger)
+            done += 1
+            progress(done, None)
+
+
+def _read_back(place: RunStore, log: str, ledger: LogLedger) -> int:
+    """Add the records of a log to its ledger, and what is wrong with them; return from where on the log holds them."""
+    kept_from = 1
+    try:
+        reader = LogReader.open(place, log)
+        manifest = reader.manifest()
+        kept_from = manifest.first.position.offset
+        for record in reader.records(manifest=manifest):
+            ledger.found.append(ReadRecord.of(record))
+    except LogNotFoundError:
+        # Created by the first append: there may have been none. If there was, its records are missing.
+        pass
+    except (CorruptError, GarbageCollectedError) as error:
+        ledger.problems.append(str(error))
+    return kept_from
+
+
+def _scrubbed(place: RunStore, log: str) -> list[Violation]:
+    try:
+        report = scrub(place, log)
+    except LogNotFoundError:
+        return []
+    return [
+        Violation(kind=ViolationKind.UNSOUND, log=log, offset=0, record="", text=f"{problem.path}: {problem.message}")
+        for problem in report.problems
+    ]
+
+
+def _count_appends(checked: Checked, ledger: LogLedger) -> None:
+    for append in ledger.appends:
+        checked.outcomes[append.outcome] += 1
+        checked.sizes["conditional"] += append.expect_next is not None
+        if append.outcome is AppendOutcome.DURABLE:
+            checked.sizes["bytes"] += append.num_bytes
+            checked.sizes["largest"] = max(checked.sizes["largest"], append.num_bytes)
+            checked.latencies.add((append.answered_us - append.submitted_us) / 1_000_000)

@@ -14,7 +14,7 @@ from wal3_core.model.paths import LogId, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.object_store import opening, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -31,8 +31,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.object_store import ObjectStore, share_of
-from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.object_store import ObjectStore, opening, options_of, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

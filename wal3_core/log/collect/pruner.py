@@ -17,7 +17,7 @@ from wal3_core.log.collect.references import hold_any, references_of
 from wal3_core.model.compacting import move_fence
 from wal3_core.model.garbage import Garbage
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.documents.document_store import Seen
+from wal3_core.storage.documents.document_store import LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Pruner:
         A document of orphans is marked once the fence has moved.
         """
         checked: Announcement | None = None
-        seen: Seen[Garbage] | None = None
+        seen: LoadedDocument[Garbage] | None = None
         uploaded: set[str] = set()
         for _ in range(self._options.rebases_max):
             # Document before manifest: a change of the document in between makes its save fail.
@@ -145,7 +145,9 @@ class Pruner:
         message = f"log {self._stores.url}: not pruned: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
-    def _finish(self, state: _State, path: str, seen: Seen[Garbage] | None, base: Installed) -> Marked | Overtaken:
+    def _finish(
+        self, state: _State, path: str, seen: LoadedDocument[Garbage] | None, base: Installed
+    ) -> Marked | Overtaken:
         """Do what is left to do in a state where nothing is left to prune."""
         match state:
             case _State.GONE:
@@ -164,7 +166,9 @@ class Pruner:
             case _:
                 assert_never(state)
 
-    def _prune_onto(self, base: Installed, announcement: Announcement, seen: Seen[Garbage], uploaded: set[str]) -> None:
+    def _prune_onto(
+        self, base: Installed, announcement: Announcement, seen: LoadedDocument[Garbage], uploaded: set[str]
+    ) -> None:
         """Try one CAS, or do what must come before it; the caller then loads the manifest to see the outcome."""
         cut = self._planner.cut(base.manifest, announcement.first)
         # Snapshots first: the manifest must not refer to missing objects.
@@ -192,7 +196,7 @@ class Pruner:
 
     # ------------------------------------------------------------------ mark
 
-    def _mark(self, path: str, seen: Seen[Garbage]) -> Marked:
+    def _mark(self, path: str, seen: LoadedDocument[Garbage]) -> Marked:
         """Record in the document that nothing refers to what it names: its age counts from now."""
         garbage = seen.document
         if not garbage.pruned:
@@ -208,7 +212,7 @@ class Pruner:
         self._documents.mark(path)
         return Marked(path, garbage)
 
-    def _mark_orphans(self, path: str, base: Installed, seen: Seen[Garbage]) -> Marked:
+    def _mark_orphans(self, path: str, base: Installed, seen: LoadedDocument[Garbage]) -> Marked:
         """Move the fence, so that no upload begun before is linked any more, then mark what is still an orphan."""
         fence = base.manifest.fence
         if seen.document.pruned:
@@ -219,13 +223,13 @@ class Pruner:
         references = references_of(self._stores, self._manifests.load().manifest)
         left = tuple(orphan for orphan in seen.document.orphans if not hold_any(references, orphan))
         COLLECT.info("log %s: %d orphans will be deleted; %s names them", self._stores.url, len(left), path)
-        return self._mark(path, Seen(replace(seen.document, orphans=left), seen.etag))
+        return self._mark(path, LoadedDocument(replace(seen.document, orphans=left), seen.etag))
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:
         self._manifests.change(base, change, rebases_max=self._options.rebases_max)
 
 
-def _state(path: str, seen: Seen[Garbage] | None, manifest: Manifest) -> _State:
+def _state(path: str, seen: LoadedDocument[Garbage] | None, manifest: Manifest) -> _State:
     if seen is None:
         return _State.GONE
     first = seen.document.first

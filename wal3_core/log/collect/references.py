@@ -11,7 +11,7 @@ from wal3_core.log.collect.passes import InstalledPasses, KeptLists
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, pass_object_token, rolled_up_path
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.storage.retry import attempts, within
+from wal3_core.storage.retrying import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

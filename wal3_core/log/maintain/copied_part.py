@@ -20,7 +20,7 @@ from wal3_core.model.named_append import NAMING_DIGITS
 from wal3_core.model.paths import check_fragment_path, fragment_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import Snapshot, sum_setsums
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

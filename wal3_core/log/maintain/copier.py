@@ -38,9 +38,8 @@ from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store, place_of, share_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
+from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
@@ -167,8 +166,8 @@ class _Copying:
         self._runtime = runtime
         self._progress = progress
         self._retry = RetryOptions()
-        self._from = ManifestStore(patient(log_store(source.store, source.log), runtime), runtime, self._retry)
-        self._into = CopyTarget(patient(log_store(target.store, target.log), runtime), runtime, self._retry)
+        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime), runtime, self._retry)
+        self._into = CopyTarget(with_retries(log_store(target.store, target.log), runtime), runtime, self._retry)
         self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._expanded_bytes_max = source.reading.fragment_expanded_bytes_max
         self._part = CopiedPart(self._from.objects, self._snapshots.load, self._expanded_bytes_max)
@@ -177,8 +176,8 @@ class _Copying:
     def run(self, begins: int | LogAt | None, *, with_cursors: bool) -> CopyReport:
         """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
         from_offset = self._end_of(begins) if isinstance(begins, LogAt) else begins
-        address = place_of(self._from.url)
-        if address == place_of(self._into.url):
+        address = canonical_url(self._from.url)
+        if address == canonical_url(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
             raise InvalidRequestError(message)
         # Before anything is pinned: a target that is taken fails here.
@@ -268,7 +267,7 @@ class _Copying:
         return part
 
     def _end_of(self, earlier: LogAt) -> int:
-        manifests = ManifestStore(patient(log_store(earlier.store, earlier.log), self._runtime), self._runtime)
+        manifests = ManifestStore(with_retries(log_store(earlier.store, earlier.log), self._runtime), self._runtime)
         self._after = manifests.load().manifest
         return self._after.next.position.offset
 
@@ -349,7 +348,9 @@ class _Copying:
         return policy if policy.generation else None
 
 
-def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan | None:
+def _begun(
+    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]
+) -> _Plan | None:
     """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
     earlier = copying_at(standing)
     if earlier is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError, LogReplacedError
 from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.retry import for_store, until_answered
+from wal3_core.storage.retrying import for_store, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,7 @@ from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.model.tombstone import or_tombstone
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.storage.documents.document_store import D, DocumentStore
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import D, DocumentStore, write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import object_url
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer
     from wal3_core.options import RetryOptions
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
 
@@ -55,7 +54,7 @@ class CopyTarget:
         """The log's address."""
         return self._root.url
 
-    def look(self, source: str) -> Seen[Entry] | None:
+    def look(self, source: str) -> LoadedDocument[Entry] | None:
         """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
         seen = self._names.look()
         earlier = copying_at(seen)
@@ -65,7 +64,7 @@ class CopyTarget:
             raise InvalidRequestError(f"log {self.url}: {describe(earlier)}")
         return seen
 
-    def claim(self, seen: Seen[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
+    def claim(self, seen: LoadedDocument[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
         """Claim the name in place of what was seen there, or take over a try of the same source, terms and pin."""
         earlier = copying_at(seen)
         resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
@@ -79,7 +78,7 @@ class CopyTarget:
             raise InvalidRequestError(message)
         return claim
 
-    def claim_successor(self, seen: Seen[Entry] | None, *, source: str, sealed: LogId) -> Claim | None:
+    def claim_successor(self, seen: LoadedDocument[Entry] | None, *, source: str, sealed: LogId) -> Claim | None:
         """Claim the name for the successor of a sealed log, in place of another call's claim or of a free name.
 
         It is another life than that of the claim before: what the other call writes is never relied on. None when
@@ -90,7 +89,7 @@ class CopyTarget:
         vacancy = Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=sealed)
         return self._claim(vacancy, seen, resumed=False)
 
-    def _claim(self, vacancy: Vacancy, seen: Seen[Entry] | None, *, resumed: bool) -> Claim | None:
+    def _claim(self, vacancy: Vacancy, seen: LoadedDocument[Entry] | None, *, resumed: bool) -> Claim | None:
         lives, log_id = self._names.lives(), vacancy.log_id
         claimed = self._names.swap(vacancy, seen)
         if claimed is None:
@@ -100,7 +99,7 @@ class CopyTarget:
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
 
-    def forgets(self, pin: str, since: Seen[Entry] | None, *, final: bool) -> bool:
+    def forgets(self, pin: str, since: LoadedDocument[Entry] | None, *, final: bool) -> bool:
         """Tell whether no claim on the name refers to a pin of the source, nor will.
 
         ``since`` is what this call's claim was to replace: a claim that is not ``final`` may still arrive as long as
@@ -117,7 +116,7 @@ class CopyTarget:
         return final or (seen and seen.etag) != (since and since.etag)
 
 
-def copying_at(seen: Seen[Entry] | None) -> Vacancy | None:
+def copying_at(seen: LoadedDocument[Entry] | None) -> Vacancy | None:
     """Return the claim of a copy that stands at a name, if one does."""
     entry = None if seen is None else seen.document
     return entry if isinstance(entry, Vacancy) and entry.kind is VacancyKind.COPYING else None
@@ -127,7 +126,7 @@ class Claim:
     """A name that one call may fill; ``resumed`` is true when an earlier call began to."""
 
     def __init__(
-        self, root: ObjectStore, claimed: Seen[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
+        self, root: ObjectStore, claimed: LoadedDocument[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
     ) -> None:
         self.log_id = claimed.document.log_id
         self.resumed = resumed

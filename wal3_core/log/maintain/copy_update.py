@@ -39,12 +39,11 @@ from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store, place_of, share_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
+from wal3_core.storage.object_store import canonical_url, log_store, share_of
+from wal3_core.storage.retrying import reread_if_damaged, timeout_s_of, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,8 +132,8 @@ class _Updating:
         self._runtime = runtime
         self._progress = progress
         self._options = options = WriterOptions()
-        self._from = ManifestStore(patient(log_store(source.store, source.log), runtime, options.retry), runtime)
-        self._into = ManifestStore(patient(log_store(target.store, target.log), runtime, options.retry), runtime)
+        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime, options.retry), runtime)
+        self._into = ManifestStore(with_retries(log_store(target.store, target.log), runtime, options.retry), runtime)
         self._timeout_s = timeout_s_of(target.store.url)
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
@@ -147,7 +146,7 @@ class _Updating:
 
     def run(self, *, with_cursors: bool) -> CopyUpdateReport:
         """Append what the source holds now; another process that changes the copy meanwhile makes it start over."""
-        if place_of(self._from.url) == place_of(self._into.url):
+        if canonical_url(self._from.url) == canonical_url(self._into.url):
             message = f"log {self._from.url}: expected another log to update, found itself"
             raise InvalidRequestError(message)
         # The source after the copy, each time: another update may have copied what the source has gained since.

@@ -36,14 +36,14 @@ from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.documents.named_store import is_tombstone
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.log.contents import Found
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
 _NAMED_MAX = 10
@@ -109,7 +109,7 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     root that no log has. Logs below it are others, and left out.
     """
     runtime = runtime or shared_runtime()
-    root = log_store(patient(store, runtime), check_log_name(log))
+    root = log_store(with_retries(store, runtime), check_log_name(log))
     seen = ManifestStore(root, runtime).look()
     entry = None if seen is None else seen.document
     destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
@@ -174,7 +174,7 @@ def destroy(
     behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
-    store = patient(store, runtime)
+    store = with_retries(store, runtime)
     plan = plan_destroy(store, log, runtime=runtime)
     if plan.pins and not also_pinned:
         raise _pinned(log, plan.pins, f" (it is {BEING_DESTROYED}: {UNDO})" if plan.destroying else "")
@@ -214,7 +214,7 @@ def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     not being destroyed. LogNotFoundError when the log is gone; UnavailableError when another call is destroying it.
     """
     runtime = runtime or shared_runtime()
-    manifests = ManifestStore(log_store(patient(store, runtime), log), runtime)
+    manifests = ManifestStore(log_store(with_retries(store, runtime), log), runtime)
     manifests.change(manifests.load(), lambda manifest: manifest.withdraw_destroy() if manifest.destroying else None)
     now = manifests.load().manifest
     if now.destroying:
@@ -264,7 +264,7 @@ class _Destroying:
         self._look()
         return delete_remains(self._root, others, self._runtime, self._retry)
 
-    def _look(self) -> Seen[Entry] | None:
+    def _look(self) -> LoadedDocument[Entry] | None:
         """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
         seen = self._manifests.look()
         found = NO_LOG if seen is None else seen.document.log_id

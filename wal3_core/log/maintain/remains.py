@@ -14,7 +14,7 @@ from wal3_core.log.contents import kind_of
 from wal3_core.model.paths import life_folder
 from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retry import for_store, until_answered
+from wal3_core.storage.retrying import for_store, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

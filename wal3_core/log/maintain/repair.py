@@ -26,9 +26,8 @@ from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import Unknown, Versioned, log_store, object_url, place_of, share_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store
+from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
+from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -115,8 +114,8 @@ class _Repairing:
         self._runtime = runtime
         self._dry_run = dry_run
         self._retry = RetryOptions()
-        root = patient(log_store(log.store, log.log), runtime)
-        if place_of(root.url) == place_of(log_store(copy.store, copy.log).url):
+        root = with_retries(log_store(log.store, log.log), runtime)
+        if canonical_url(root.url) == canonical_url(log_store(copy.store, copy.log).url):
             message = f"log {root.url}: expected a copy of it, found itself"
             raise InvalidRequestError(message)
         self._url = root.url

@@ -13,7 +13,7 @@ from wal3_core.model.paths import check_fragment_path
 from wal3_core.options import Limits
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,9 @@ class RepairSource:
     def __init__(self, copy: LogAt, runtime: Runtime) -> None:
         self._reading = replace(copy.reading, verify=True)
         self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
-        self._manifests = ManifestStore(patient(log_store(copy.store, copy.log), runtime, copy.reading.retry), runtime)
+        self._manifests = ManifestStore(
+            with_retries(log_store(copy.store, copy.log), runtime, copy.reading.retry), runtime
+        )
         self.url = self._manifests.url
 
     def fragment(self, pointer: FragmentPointer) -> bytes:

@@ -40,8 +40,7 @@ from wal3_core.storage.documents.manifest_store import Installed, ManifestStore,
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store
+from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from wal3_core.log.maintain.copy_target import Claim
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
 
@@ -95,7 +94,7 @@ def seal(
         timestamp_us=wall_us(runtime),
         successor=successor,
     )
-    store = patient(store, runtime)
+    store = with_retries(store, runtime)
     manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
     sealing, base = _Sealing(manifests, runtime), manifests.load()
     if successor is None:
@@ -132,7 +131,7 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
 
 def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) -> str:
     """Begin a sealed log's successor; LogReplacedError when the name leads to a log without this seal by now."""
-    store = patient(store, runtime)
+    store = with_retries(store, runtime)
     ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
     sealed = ending.load().manifest
     if seal is not None and sealed.seal != seal:
@@ -168,7 +167,7 @@ def migrate(
     the log was sealed for another successor, or for none; LogReplacedError when it was destroyed and is another one.
     """
     runtime = runtime or shared_runtime()
-    store = patient(store, runtime)
+    store = with_retries(store, runtime)
     try:
         found = seal(store, log, reason=reason, successor=successor, runtime=runtime)
     except SealedError:
@@ -350,7 +349,7 @@ class _Keeping:
         source, terms = (self._source, self._log_id) if kept else ("", "")
         return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
 
-    def _refuse_taken(self, seen: Seen[Entry] | None) -> None:
+    def _refuse_taken(self, seen: LoadedDocument[Entry] | None) -> None:
         try:
             self._names.refuse_taken(seen)
         except LogExistsError as error:

@@ -22,7 +22,7 @@ from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -156,7 +156,7 @@ class SnapshotCompactor:
         self._runtime = runtime or shared_runtime()
         self._options = options or SnapshotCompactorOptions()
         self._manifests = ManifestStore(
-            patient(log_store(store, log), self._runtime, self._options.retry), self._runtime, self._options.retry
+            with_retries(log_store(store, log), self._runtime, self._options.retry), self._runtime, self._options.retry
         )
         self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots.loaded_max)
         self._repacker = Repacker(

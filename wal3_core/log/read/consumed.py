@@ -19,7 +19,7 @@ from wal3_core.runtime import US_PER_S
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.log.read.following import Following, Waiting
@@ -136,7 +136,7 @@ def keep_successors(
     while sealed.seal is not None and sealed.seal.successor is not None and sealed.seal.successor not in known:
         successor, begins = sealed.seal.successor, sealed.next.position
         known.add(successor)
-        patiently = patient(log_store(store, successor), runtime, options.retry)
+        patiently = with_retries(log_store(store, successor), runtime, options.retry)
         manifest = _begun(ManifestStore(patiently, runtime, options.retry), sealed)
         if (
             manifest is None

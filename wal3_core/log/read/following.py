@@ -12,7 +12,7 @@ from wal3_core.log.read.scan import begun, floor_of
 from wal3_core.model.history import History
 from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO
 from wal3_core.model.position import AtTime
-from wal3_core.storage.retry import longer_s
+from wal3_core.storage.retrying import longer_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.runtime import map_ahead
 from wal3_core.storage.object_store import object_url, share_of
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -28,8 +28,7 @@ from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -68,7 +67,7 @@ class LogReader(Tables):
     ) -> None:
         self._options = options
         self._runtime = runtime
-        inside = patient(log_store(store, check_log_name(log)), runtime, options.retry)
+        inside = with_retries(log_store(store, check_log_name(log)), runtime, options.retry)
         self._manifests = ManifestStore(inside, runtime, log_id=log_id)
         self._store = self._manifests.objects
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots_loaded_max)

@@ -27,7 +27,7 @@ from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -252,7 +252,7 @@ def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Ma
         found = witness.cursor.position.offset
         if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
-            root = patient(log_store(store, log), runtime)
+            root = with_retries(log_store(store, log), runtime)
             now = ManifestStore(root, runtime, log_id=log_id).load().manifest
             limit = now.next.position.offset
         if not (first if witness.cursor.pins else 1) <= found <= limit:

@@ -14,7 +14,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ class KeyRollupScrub:
         self._manifest = manifest
         self._runtime = runtime
         options = ReaderOptions()
-        root = patient(log_store(store, log), runtime)
+        root = with_retries(log_store(store, log), runtime)
         manifests = ManifestStore(root, runtime, log_id=manifest.log_id)
         self._objects = manifests.objects
         self._rollups = KeyRollupStore(manifests, runtime, options.retry)

@@ -30,7 +30,7 @@ from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_ru
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -111,7 +111,7 @@ def bootstrap(
     remains.
     """
     runtime, options, origin = runtime or shared_runtime(), options or WriterOptions(), origin or Origin()
-    root = log_store(patient(store, runtime, options.retry), check_log_name(log))
+    root = log_store(with_retries(store, runtime, options.retry), check_log_name(log))
     # New terms each time: what an earlier try wrote is never relied on, and is deleted.
     target = CopyTarget(root, runtime, options.retry)
     claim = target.claim(target.look(_SOURCE), source=_SOURCE, terms=runtime.token())

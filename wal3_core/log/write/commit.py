@@ -16,7 +16,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.object_store import REFUSED, Refused, Unknown
-from wal3_core.storage.retry import attempts, within
+from wal3_core.storage.retrying import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

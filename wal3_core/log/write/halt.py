@@ -9,7 +9,7 @@ from wal3_core.errors import HaltedError, UnavailableError, UnknownDurabilityErr
 from wal3_core.log.write.commit import searched
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.retry import until_answered
+from wal3_core.storage.retrying import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import LogPosition
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import write_immutable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import UnavailableError
 from wal3_core.log.write.commit import Displaced, Failed
 from wal3_core.runtime import US_PER_S, wall_us
-from wal3_core.storage.retry import until_answered, within
+from wal3_core.storage.retrying import until_answered, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import UnavailableError, UnmarkedError
 from wal3_core.model.marker import Marker
-from wal3_core.storage.retry import delivery_s_of
+from wal3_core.storage.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

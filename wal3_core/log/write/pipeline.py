@@ -17,7 +17,7 @@ from wal3_core.runtime import Outcome, ThreadRuntime, reentered
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.runtime.threads import HUNG_S_MAX
 from wal3_core.runtime.watch import WATCHED
-from wal3_core.storage.retry import delivery_s_of, for_store
+from wal3_core.storage.retrying import delivery_s_of, for_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

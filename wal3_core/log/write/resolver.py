@@ -29,7 +29,7 @@ from wal3_core.log.write.halt import Halt, UndeterminedCommit
 from wal3_core.log.write.outcomes import Outcomes
 from wal3_core.log.write.staging import view_required
 from wal3_core.log.write.turns import Turns
-from wal3_core.storage.retry import delivery_s_of
+from wal3_core.storage.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections import deque

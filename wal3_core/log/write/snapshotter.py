@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.model.tree import Rolled, build_snapshot, plan_roll, roll_all
-from wal3_core.storage.retry import within
+from wal3_core.storage.retrying import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

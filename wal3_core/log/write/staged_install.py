@@ -55,8 +55,7 @@ from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import delivery_s_of, reread_if_damaged
+from wal3_core.storage.retrying import delivery_s_of, reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -131,7 +130,7 @@ class _Installing:
         self._store, self._log, self._parts = store, log, parts
         self._options, self._runtime = options, runtime
         self._manifests = ManifestStore(
-            patient(log_store(store, log), runtime, options.retry), runtime, options.retry, log_id=log_id
+            with_retries(log_store(store, log), runtime, options.retry), runtime, options.retry, log_id=log_id
         )
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._clock = LogClock(self._manifests.objects, runtime, options)

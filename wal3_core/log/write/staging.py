@@ -24,11 +24,10 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime, wall_us
-from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.object_store import log_store, opening, options_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +73,7 @@ class Stager:
         """Open the log: one GET. LogNotFoundError when it was never initialized."""
         self._runtime = runtime or shared_runtime()
         self._options = options or WriterOptions()
-        inside = patient(log_store(store, log), self._runtime, self._options.retry)
+        inside = with_retries(log_store(store, log), self._runtime, self._options.retry)
         self._manifests = ManifestStore(inside, self._runtime, self._options.retry, log_id=log_id)
         manifest = self._manifests.load().manifest
         if not manifest.is_of(self._options.view):

@@ -51,7 +51,7 @@ from wal3_core.log.write.waker import Waker
 from wal3_core.runtime import callbacks_held
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retry import for_store, until_answered, within
+from wal3_core.storage.retrying import for_store, until_answered, within
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:

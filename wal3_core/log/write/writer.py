@@ -17,8 +17,7 @@ from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, TellingOutcome, a_runtime, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import for_store, until_answered, within
+from wal3_core.storage.retrying import for_store, until_answered, with_retries, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +72,7 @@ class LogWriter:
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log. LogExistsError when there is one; it stays unchanged."""
         runtime = runtime or shared_runtime()
-        manifests = ManifestStore(log_store(patient(store, runtime), check_log_name(log)), runtime)
+        manifests = ManifestStore(log_store(with_retries(store, runtime), check_log_name(log)), runtime)
         # No clock is read: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
         manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import UnsuitableStoreError
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
-from wal3_core.storage.backends.local_durability import NO_SPACE, Durability, sync_file, unavailable
+from wal3_core.storage.backends.local_durability import NO_SPACE, DiskDurability, sync_file, unavailable
 from wal3_core.storage.backends.local_listing import Listing, check_leads_somewhere
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
@@ -86,7 +86,7 @@ class LocalStore:
         self._locks = self._root / OWN_FOLDER / LOCKS
         self._folders_lock = self._locks / "folders"
         self._swept, self._known = False, Root(self._root)
-        self._durable = Durability(self._root)
+        self._durable = DiskDurability(self._root)
         self._listing = Listing(self._root, self._known, self._wait)
 
     @property

@@ -38,7 +38,7 @@ _PASSING = {
 }
 
 
-class Durability:
+class DiskDurability:
     """The folders and versions of one store that are on disk. UnavailableError when the file system fails."""
 
     def __init__(self, root: Path) -> None:

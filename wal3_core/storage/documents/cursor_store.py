@@ -29,13 +29,11 @@ from wal3_core.model.strict_json import U64_MAX
 from wal3_core.model.tombstone import Tombstone
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
-from wal3_core.storage.documents.document_store import Seen
+from wal3_core.storage.documents.document_store import LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, for_store
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +72,7 @@ class CursorStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         self._retry = retry = retry or RetryOptions()
-        inside = patient(log_store(store, log), self._runtime, retry)
+        inside = with_retries(log_store(store, log), self._runtime, retry)
         self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
         self._cursors = NamedStore(self._manifests, self._runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)
@@ -255,7 +253,7 @@ class CursorStore:
     @checked(name=check_cursor_name, witness=instance_of(Witness))
     def delete_version(self, name: str, witness: Witness) -> bool:
         """Delete a cursor as the witness has it; False, and nothing done, when it has another version."""
-        return self._cursors.delete_version(cursor_path(name), Seen(witness.cursor, witness.etag))
+        return self._cursors.delete_version(cursor_path(name), LoadedDocument(witness.cursor, witness.etag))
 
     def _check_position(self, name: str, cursor: Cursor) -> None:
         # The log's end never moves back, so an offset below a known end is valid.
@@ -283,7 +281,7 @@ class CursorStore:
         saved = self._cursors.save(cursor_path(name), cursor, witness.etag)
         return self._saved(name, saved, f"generation {witness.cursor.generation}")
 
-    def _saved(self, name: str, saved: Seen[Cursor] | None, expected: str) -> Witness:
+    def _saved(self, name: str, saved: LoadedDocument[Cursor] | None, expected: str) -> Witness:
         if saved is None:
             self._manifest()
             place = object_url(self._store, cursor_path(name))

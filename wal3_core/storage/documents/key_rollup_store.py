@@ -12,7 +12,7 @@ from wal3_core.model.parquet.key_rollup_file import bytes_max, decode_key_rollup
 from wal3_core.model.paths import key_rollup_path
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.object_store import Done, Unknown, Versioned, object_url
-from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
+from wal3_core.storage.retrying import attempts, for_store, reread_if_damaged
 
 if TYPE_CHECKING:
     from wal3_core.model.key_rollup import KeyRollup

@@ -27,8 +27,7 @@ from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.model.strict_json import check_whole, load
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
-from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
-from wal3_core.storage.documents.readback import check_readable, encoded
+from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument, check_readable, encoded, stamp
 from wal3_core.storage.object_store import (
     Done,
     Etag,
@@ -40,8 +39,7 @@ from wal3_core.storage.object_store import (
     object_url,
     share_of,
 )
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +60,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedManifest:
     """A manifest to be installed, and its bytes."""
 
     manifest: Manifest
@@ -170,7 +168,7 @@ class ManifestStore:
         """
         return self.send(self.prepare(changed, witness), witness)
 
-    def prepare(self, changed: Manifest, witness: Installed) -> Prepared:
+    def prepare(self, changed: Manifest, witness: Installed) -> PreparedManifest:
         """Encode and check a manifest for ``send``; raises as ``install`` does. Nothing is sent."""
         assert changed.log_id == witness.manifest.log_id
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
@@ -186,9 +184,9 @@ class ManifestStore:
             raise StoreDeniedError(message)
         check_readable(data, changed, partial(_read_back, text=text, known=known), what)
         self._known_texts = text.texts()
-        return Prepared(changed, data)
+        return PreparedManifest(changed, data)
 
-    def send(self, prepared: Prepared, witness: Installed) -> InstallOutcome:
+    def send(self, prepared: PreparedManifest, witness: Installed) -> InstallOutcome:
         """Replace the manifest by one prepared for this witness, if the store still holds the witness."""
         outcome = self._store.replace(MANIFEST, prepared.data, witness.etag)
         return Installed(prepared.manifest, outcome.etag) if isinstance(outcome, Done) else outcome
@@ -220,16 +218,16 @@ class ManifestStore:
 
     # ------------------------------------------------------------------ the name
 
-    def look(self) -> Seen[Entry] | None:
+    def look(self) -> LoadedDocument[Entry] | None:
         """Load the manifest or vacancy of any life; None when the name never had one."""
         return self._entries.load(MANIFEST)
 
-    def swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | None:
+    def swap(self, entry: Entry, seen: LoadedDocument[Entry] | None) -> LoadedDocument[Entry] | None:
         """Replace the version that was seen; None when another version is there."""
         outcome = self._swap(entry, seen)
-        return outcome if isinstance(outcome, Seen) else None
+        return outcome if isinstance(outcome, LoadedDocument) else None
 
-    def begin(self, manifest: Manifest, seen: Seen[Entry] | None) -> Seen[Entry] | None:
+    def begin(self, manifest: Manifest, seen: LoadedDocument[Entry] | None) -> LoadedDocument[Entry] | None:
         """Create a log in place of the vacancy, or of nothing, that was seen; None when another version is there."""
         outcome = self._swap(manifest, seen)
         if isinstance(outcome, Unknown):
@@ -237,9 +235,9 @@ class ManifestStore:
             found = self.look()
             entry = None if found is None else found.document
             return found if isinstance(entry, Manifest) and entry.log_id == manifest.log_id else None
-        return outcome if isinstance(outcome, Seen) else None
+        return outcome if isinstance(outcome, LoadedDocument) else None
 
-    def _swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | Refused | Unknown:
+    def _swap(self, entry: Entry, seen: LoadedDocument[Entry] | None) -> LoadedDocument[Entry] | Refused | Unknown:
         generation, etag = (1, None) if seen is None else (seen.document.generation + 1, seen.etag)
         return self._entries.swap(MANIFEST, replace(entry, generation=generation), etag)
 
@@ -268,7 +266,7 @@ class ManifestStore:
         assert isinstance(manifest, Manifest)
         return self._checked(Installed(manifest, created.etag))
 
-    def refuse_taken(self, seen: Seen[Entry] | None, follows: LogId | None = None) -> None:
+    def refuse_taken(self, seen: LoadedDocument[Entry] | None, follows: LogId | None = None) -> None:
         """Refuse a name where no log can be created: it has one, is kept for another one, or its manifest was lost.
 
         A name kept for the successor of the log ``follows`` is free for that successor.
@@ -303,7 +301,7 @@ class ManifestStore:
             )
             raise CorruptError(message)
 
-    def probe(self, created: Seen[Entry]) -> None:
+    def probe(self, created: LoadedDocument[Entry]) -> None:
         """Raise UnsuitableStoreError for a store that allows a second create, or a swap with a stale version.
 
         Such a store would lose appends. Both probes write the same bytes again.
@@ -339,7 +337,7 @@ def describe(vacancy: Vacancy) -> str:
 
 def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     """Return the error for a log that was not found; None when it was destroyed, or never existed."""
-    manifests = ManifestStore(patient(store, runtime), runtime)
+    manifests = ManifestStore(with_retries(store, runtime), runtime)
     found = manifests.look()
     if found is None and manifests.lives():
         return CorruptError(f"log {store.url}: expected {MANIFEST} beside its fragments, found none: restore it")

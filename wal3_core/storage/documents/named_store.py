@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.tombstone import BYTES_MAX as TOMBSTONE_BYTES_MAX
 from wal3_core.model.tombstone import Tombstone, or_tombstone
-from wal3_core.storage.documents.document_store import Document, DocumentStore, Seen
+from wal3_core.storage.documents.document_store import Document, DocumentStore, LoadedDocument
 from wal3_core.storage.object_store import Unknown, Versioned, object_url
 
 if TYPE_CHECKING:
@@ -53,18 +53,18 @@ class NamedStore(Generic[D]):
             log_id=manifests.log_id,
         )
 
-    def look(self, path: str) -> Seen[D | Tombstone] | None:
+    def look(self, path: str) -> LoadedDocument[D | Tombstone] | None:
         """Load the document or tombstone of a name, which a new document replaces."""
         return self._documents.load(path)
 
-    def load(self, path: str) -> Seen[D] | None:
+    def load(self, path: str) -> LoadedDocument[D] | None:
         """Load a document; None when there is none or a tombstone, CorruptError when it is damaged."""
         return _living(self.look(path))
 
-    def save(self, path: str, document: D, etag: Etag | None) -> Seen[D] | None:
+    def save(self, path: str, document: D, etag: Etag | None) -> LoadedDocument[D] | None:
         """Replace the version ``etag`` by a document, or create it; None when another version is there."""
         outcome = self._documents.swap(path, document, etag)
-        return _living(outcome) if isinstance(outcome, Seen) else None
+        return _living(outcome) if isinstance(outcome, LoadedDocument) else None
 
     def delete(self, path: str) -> None:
         """Replace any document by a tombstone; create one if there is none, since a create may be under way.
@@ -76,7 +76,7 @@ class NamedStore(Generic[D]):
             if generation is None:
                 return
             outcome = self._documents.swap(path, Tombstone(generation=generation + 1), etag)
-            if isinstance(outcome, Seen):
+            if isinstance(outcome, LoadedDocument):
                 return
             if isinstance(outcome, Unknown):
                 # The other version may have been created after the delete, and is then not to be deleted.
@@ -88,10 +88,10 @@ class NamedStore(Generic[D]):
         message = f"{object_url(self._store, path)}: not deleted: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
-    def delete_version(self, path: str, seen: Seen[D]) -> bool:
+    def delete_version(self, path: str, seen: LoadedDocument[D]) -> bool:
         """Replace just this version by a tombstone; False when another version is there."""
         tombstone = Tombstone(generation=seen.document.generation + 1)
-        return isinstance(self._documents.swap(path, tombstone, seen.etag), Seen)
+        return isinstance(self._documents.swap(path, tombstone, seen.etag), LoadedDocument)
 
     def _standing(self, path: str) -> tuple[int | None, Etag | None]:
         """Return generation and version of a name's object; generation 0 if it has none, None for a tombstone."""
@@ -110,10 +110,10 @@ class NamedStore(Generic[D]):
         self._documents.delete(path)
 
 
-def _living(seen: Seen[D | Tombstone] | None) -> Seen[D] | None:
+def _living(seen: LoadedDocument[D | Tombstone] | None) -> LoadedDocument[D] | None:
     if seen is None or isinstance(seen.document, Tombstone):
         return None
-    return Seen(seen.document, seen.etag)
+    return LoadedDocument(seen.document, seen.etag)
 
 
 def is_tombstone(store: ObjectStore, found: ObjectMeta) -> bool:

@@ -9,10 +9,9 @@ from wal3_core.errors import CorruptError, MissingError
 from wal3_core.model.pass_record import BYTES_MAX, PassRecord
 from wal3_core.model.paths import deleted_path, garbage_path, garbage_token, pass_path
 from wal3_core.model.setsum import EMPTY
-from wal3_core.storage.documents.immutable import write_immutable
-from wal3_core.storage.documents.readback import check_readable, encoded
+from wal3_core.storage.documents.document_store import check_readable, encoded, write_immutable
 from wal3_core.storage.object_store import PRESENT, object_url
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,14 +18,13 @@ from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import ObjectStore, log_store, object_url, share_of
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.object_store import ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.document_store import LoadedDocument
 
 
 class PinStore:
@@ -43,7 +42,7 @@ class PinStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         self._retry = retry or RetryOptions()
-        inside = patient(log_store(store, log), self._runtime, self._retry)
+        inside = with_retries(log_store(store, log), self._runtime, self._retry)
         self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._store = self._manifests.objects
         self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=BYTES_MAX)
@@ -78,7 +77,7 @@ class PinStore:
         )
         raise UnavailableError(message)
 
-    def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
+    def _complete(self, path: str, saved: LoadedDocument[Pin]) -> Pin:
         """Mark the pin as complete: from here on a missing object of it is reported as damage."""
         completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
         finished = self._pins.save(path, completed, saved.etag)
@@ -116,7 +115,7 @@ class PinStore:
             self._load()
         return found
 
-    def _look(self, name: str) -> tuple[str, Seen[Pin] | None]:
+    def _look(self, name: str) -> tuple[str, LoadedDocument[Pin] | None]:
         return name, self._pins.load(pin_path(name))
 
     @checked(name=check_pin_name)

@@ -18,11 +18,10 @@ from wal3_core.model.paths import POLICY, is_dirty_log
 from wal3_core.model.policy import BYTES_MAX, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.documents.document_store import DocumentStore, Seen
+from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import ObjectStore, Unknown, log_store
-from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.object_store import ObjectStore, Unknown, log_store, opening, options_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,7 @@ class PolicyStore:
     ) -> None:
         self._runtime, self._retry = runtime or shared_runtime(), retry or RetryOptions()
         self._log = log
-        inside = patient(log_store(store, log), self._runtime, self._retry)
+        inside = with_retries(log_store(store, log), self._runtime, self._retry)
         self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._documents = DocumentStore(
             self._manifests.objects,
@@ -70,7 +69,7 @@ class PolicyStore:
         seen = self._documents.load(POLICY)
         return None if seen is None else seen.document
 
-    def _seen(self) -> Seen[Policy] | None:
+    def _seen(self) -> LoadedDocument[Policy] | None:
         seen = self._documents.load(POLICY)
         if seen is None:
             # Perhaps because the log is gone: that is an error.
@@ -95,7 +94,7 @@ class PolicyStore:
             changed.check()
             self._check_markers_stay(changed)
             saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
-            if isinstance(saved, Seen):
+            if isinstance(saved, LoadedDocument):
                 base = self._manifests.load()
                 self._withdraw_announced(base)
                 self._set_keyed(saved.document, base)

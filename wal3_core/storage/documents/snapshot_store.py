@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, MissingError
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, SnapshotPointer
-from wal3_core.storage.documents.immutable import write_immutable
-from wal3_core.storage.documents.readback import check_readable, encoded
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.documents.document_store import check_readable, encoded, write_immutable
+from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from wal3_core.options import RetryOptions

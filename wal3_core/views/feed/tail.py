@@ -20,7 +20,7 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.runtime import Outcome, later, map_ahead
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retry import longer_s
+from wal3_core.storage.retrying import longer_s
 from wal3_core.views.feed.messages import topic_of
 from wal3_core.views.feed.recent import Recent
 from wal3_core.views.feed.vigil import WATCH_S_MAX, Vigil

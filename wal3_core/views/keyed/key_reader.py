@@ -26,7 +26,7 @@ from wal3_core.model.key_hashes import hash_keys
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
-from wal3_core.storage.object_store import log_store, object_url, place_of, share_of
+from wal3_core.storage.object_store import canonical_url, log_store, object_url, share_of
 from wal3_core.views.keyed.hits import Hit, Run
 from wal3_core.views.keyed.key_index import KeyIndex
 from wal3_core.views.keyed.shared_reads import each_ahead, shared_reads
@@ -66,7 +66,7 @@ class KeyReader:
             log_id=self.known.log_id,
         )
         self.share = share_of(self.stores.objects)
-        self.shared = shared_reads(runtime, place_of(log_store(store, log).url), self.known.log_id, options)
+        self.shared = shared_reads(runtime, canonical_url(log_store(store, log).url), self.known.log_id, options)
         plain = replace(options.reader, verify=False)
         self._again = LogReader(store, log, options=plain, runtime=runtime, log_id=self.known.log_id)
         self._columns = KeyColumns(self.stores.objects, options.reader)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from dagster import MetadataValue
 
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, read_queue_stats
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.outcomes import Refusal
+from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.views.queue.loading import CURSOR
 from wal3_orchestration.at_once import at_once
@@ -163,7 +162,7 @@ def _read(store: ObjectStore, state: LogState | UnreadableLog) -> QueueLook:
     log = state.log
     if isinstance(state, UnreadableLog):
         return QueueLook(log=log, now_us=shared_runtime().now_us(), refusal=Refusal(kind="", message=state.message))
-    found = ask(partial(read_queue_stats, store), log) if _is_queue(state) else None
+    found = try_log(partial(read_queue_stats, store), log) if _is_queue(state) else None
     now_us = shared_runtime().now_us()
     if found is None:
         return QueueLook(log=log, now_us=now_us)

@@ -18,9 +18,9 @@ from dagster import (
     multi_asset,
 )
 
-from wal3_core.fleet.assignment import dirty_logs
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
+from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
 from wal3_core.model.retried import Retried
-from wal3_core.model.rollup_plan import RollUpPlan
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs import report
 from wal3_orchestration.defs.dirty_logs.looks import Look, finish, look_in_run, waiting_in
@@ -63,7 +63,7 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
         store = open_known(scope, context)
         looks, retried = _read(scope, context, store, dirty_logs(store))
         asked = rounds.load(Kept.ASKED)
-        under_way = set() if asked is None else {plan.stretch.dirty_log for plan in asked.plans}
+        under_way = set() if asked is None else {plan.marker_range.dirty_log for plan in asked.plans}
         plans = [each.plan for each in looks if each.plan is not None and each.dirty_log not in under_way]
         selecting = _loadable([plan for plan in plans if plan.selected])
         rounds.save(Kept.PLANNED, Round(plans=selecting) if selecting else None)

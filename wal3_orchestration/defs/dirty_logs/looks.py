@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.rollup import FinishedRollUp, RollUp
+from wal3_core.fleet.dirty.rollup import FinishedRollUp, RollUp
+from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.rollup_plan import RollUpPlan
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.rollup import plan_rollups
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from wal3_core.fleet.dirty.rollup_plan import MarkerRange, RollUpOptions
     from wal3_core.model.retried import Retried
-    from wal3_core.model.rollup_options import RollUpOptions
-    from wal3_core.model.rollup_plan import Stretch
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.resources import RollUpResource
 
@@ -65,15 +64,15 @@ def look_in_time(store: ObjectStore, names: Sequence[str], limits: RollUpResourc
 
 
 def _look(store: ObjectStore, limits: RollUpResource, name: str) -> Look:
-    found = ask(partial(_look_here, store, limits), name)
+    found = try_log(partial(_look_here, store, limits), name)
     return Look(dirty_log=name, problem=_said(found)) if isinstance(found, LogError) else found
 
 
 def _look_here(store: ObjectStore, limits: RollUpResource, name: str) -> Look:
-    whole = _stretch(store, limits, name)
+    whole = _marker_range(store, limits, name)
     waiting = whole.num_markers
     if not waiting:
-        return Look(dirty_log=name, plan=RollUpPlan(stretch=whole, now_us=0, logs=()))
+        return Look(dirty_log=name, plan=RollUpPlan(marker_range=whole, now_us=0, logs=()))
     if waiting > limits.tick_markers_max:
         return Look(dirty_log=name, waiting=waiting, generation=whole.generation)
     plan = RollUp(store, name, options=limits.options(limits.tick_markers_max)).read()
@@ -90,7 +89,7 @@ def look_in_run(
     waits = waiting_in(store, names, limits)
     options, retried = limits.options(limits.run_markers_max), None
     if spark is None:
-        looks = [_read(name, ask(lambda name: RollUp(store, name, options=options).read(), name)) for name in names]
+        looks = [_read(name, try_log(lambda name: RollUp(store, name, options=options).read(), name)) for name in names]
     else:
         planned = plan_rollups(spark, url, names, options)
         retried = planned.retried
@@ -105,7 +104,7 @@ def look_in_run(
 
 def waiting_in(store: ObjectStore, names: Iterable[str], limits: RollUpResource) -> dict[str, int]:
     """Count the markers that wait in each dirty log that can be read."""
-    found = {name: ask(partial(_stretch, store, limits), name) for name in names}
+    found = {name: try_log(partial(_marker_range, store, limits), name) for name in names}
     return {name: each.num_markers for name, each in found.items() if not isinstance(each, LogError)}
 
 
@@ -115,8 +114,8 @@ def _read(name: str, found: RollUpPlan | LogError) -> Look:
     return Look(dirty_log=name, plan=found)
 
 
-def _stretch(store: ObjectStore, limits: RollUpResource, name: str) -> Stretch:
-    return RollUp(store, name, options=limits.options(_ALL)).stretch()
+def _marker_range(store: ObjectStore, limits: RollUpResource, name: str) -> MarkerRange:
+    return RollUp(store, name, options=limits.options(_ALL)).marker_range()
 
 
 def finish(
@@ -130,8 +129,8 @@ def finish(
     done: dict[str, FinishedRollUp] = {}
     refused: dict[str, str] = {}
     for plan in plans:
-        name, handled = plan.stretch.dirty_log, plan.selected if hands_out else ()
-        found = ask(partial(_finish, store, options, plan), handled)
+        name, handled = plan.marker_range.dirty_log, plan.selected if hands_out else ()
+        found = try_log(partial(_finish, store, options, plan), handled)
         if isinstance(found, LogError):
             refused[name] = _said(found)
         else:
@@ -140,15 +139,15 @@ def finish(
 
 
 def _finish(store: ObjectStore, options: RollUpOptions, plan: RollUpPlan, handled: Collection[str]) -> FinishedRollUp:
-    return RollUp(store, plan.stretch.dirty_log, options=options).finish(plan, handled)
+    return RollUp(store, plan.marker_range.dirty_log, options=options).finish(plan, handled)
 
 
 def still_valid(store: ObjectStore, plan: RollUpPlan, limits: RollUpResource) -> bool:
     """Return whether no roll-up has advanced the dirty log's cursor since a plan was made."""
-    now = ask(partial(_stretch, store, limits), plan.stretch.dirty_log)
+    now = try_log(partial(_marker_range, store, limits), plan.marker_range.dirty_log)
     if isinstance(now, LogError):
         return False
-    return (now.log_id, now.generation) == (plan.stretch.log_id, plan.stretch.generation)
+    return (now.log_id, now.generation) == (plan.marker_range.log_id, plan.marker_range.generation)
 
 
 def rolled_up(store: ObjectStore, looks: Iterable[Look], *, quiet_s: float) -> dict[str, int]:
@@ -157,12 +156,19 @@ def rolled_up(store: ObjectStore, looks: Iterable[Look], *, quiet_s: float) -> d
     Those that were appended to less than ``quiet_s`` seconds ago are left to the next round that they ask for.
     """
     until_us = shared_runtime().now_us() - quiet_s * US_PER_S
-    read = [each.plan.stretch for each in looks if each.plan is not None and not each.waiting]
-    quiet = [stretch for stretch in read if stretch.limit.timestamp_us <= until_us]
-    found = {stretch.dirty_log: ask(partial(_num_fragments, store), stretch.dirty_log) for stretch in quiet}
+    read = [each.plan.marker_range for each in looks if each.plan is not None and not each.waiting]
+    quiet = [marker_range for marker_range in read if marker_range.limit.timestamp_us <= until_us]
+    found = {
+        marker_range.dirty_log: try_log(partial(_num_fragments, store), marker_range.dirty_log)
+        for marker_range in quiet
+    }
     # The newest fragment stays.
     more = {name for name, count in found.items() if not isinstance(count, LogError) and count > 1}
-    return {stretch.dirty_log: stretch.start for stretch in quiet if stretch.dirty_log in more and stretch.generation}
+    return {
+        marker_range.dirty_log: marker_range.start
+        for marker_range in quiet
+        if marker_range.dirty_log in more and marker_range.generation
+    }
 
 
 def _num_fragments(store: ObjectStore, log: str) -> int:

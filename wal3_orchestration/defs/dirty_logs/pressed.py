@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, LogNotFoundError
-from wal3_core.fleet.pressure import measure_logs, over_limit
+from wal3_core.fleet.dirty.back_pressure import measure_logs, over_limit
 from wal3_core.model.policy import UNPROCESSED_MIN
 
 if TYPE_CHECKING:

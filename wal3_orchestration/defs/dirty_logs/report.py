@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetCheckEvaluation, AssetMaterialization, AssetObservation, MetadataValue
 
-from wal3_core.model.rollup import Decision, MarkedLog
+from wal3_core.fleet.dirty.rollup_plan import Decision, MarkedLog
 from wal3_core.runtime import US_PER_S
 from wal3_orchestration.building import LogCheck
 from wal3_orchestration.log_records import KnownProblem, LogRecord
@@ -18,9 +18,9 @@ from wal3_orchestration.store_checks import CheckFindings, evaluate, table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from wal3_core.fleet.rollup import FinishedRollUp
+    from wal3_core.fleet.dirty.rollup import FinishedRollUp
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_core.model.retried import Retried
-    from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_orchestration.defs.dirty_logs.looks import Look
     from wal3_orchestration.defs.dirty_logs.pressed import Behind
     from wal3_orchestration.resources import RollUpResource
@@ -99,9 +99,9 @@ def _judged(look: Look, limits: RollUpResource) -> Iterator[tuple[LogCheck, str 
 
 
 def _skipped(plan: RollUpPlan | None) -> str | None:
-    if plan is None or not plan.stretch.skipped:
+    if plan is None or not plan.marker_range.skipped:
         return None
-    return f"expected every marker to be read before it is collected, found {plan.stretch.skipped} that were not"
+    return f"expected every marker to be read before it is collected, found {plan.marker_range.skipped} that were not"
 
 
 def _late(plan: RollUpPlan, limits: RollUpResource) -> str | None:
@@ -180,8 +180,8 @@ def _look_row(look: Look) -> tuple[str, ...]:
     plan = look.plan
     if plan is None:
         return look.dirty_log, str(look.waiting), "", "", "", look.problem or "read by a run"
-    stretch = plan.stretch
-    where = str(stretch.start), str(stretch.limit.offset)
+    marker_range = plan.marker_range
+    where = str(marker_range.start), str(marker_range.limit.offset)
     return look.dirty_log, str(look.waiting), *where, str(len(plan.logs)), _age(plan.age_s)
 
 
@@ -193,7 +193,10 @@ def rollup_metadata(plans: Sequence[RollUpPlan]) -> dict[str, Any]:
     """Say what plans have decided about the marked logs, and why logs were selected."""
     counts = {decision: sum(plan.counts()[decision] for plan in plans) for decision in Decision}
     selected = [
-        (each, plan.stretch.dirty_log) for plan in plans for each in plan.logs if each.decision is Decision.SELECTED
+        (each, plan.marker_range.dirty_log)
+        for plan in plans
+        for each in plan.logs
+        if each.decision is Decision.SELECTED
     ]
     heads = ("log", "dirty log", "records", "bytes", "oldest", "why")
     rows = [_selected_row(each, name) for each, name in selected[:_ROWS_MAX]]

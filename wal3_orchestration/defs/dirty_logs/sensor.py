@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from dagster import Definitions, SensorEvaluationContext, SensorResult
 
-from wal3_core.fleet.assignment import dirty_logs
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.defs.dirty_logs import report
 from wal3_orchestration.defs.dirty_logs.assets import JOB
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dagster import AssetMaterialization, AssetObservation, RunRequest
 
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.dirty_logs.looks import Look
     from wal3_orchestration.scope import Scope
@@ -230,7 +230,7 @@ class _Tick:
 
     def _round(self, looks: Sequence[Look], plans: Sequence[RollUpPlan]) -> Round:
         """Maintain the selected logs; and with them their dirty logs, and those that have become quiet."""
-        own = {plan.stretch.dirty_log: plan.stretch.start for plan in plans if plan.stretch.generation}
+        own = {plan.marker_range.dirty_log: plan.marker_range.start for plan in plans if plan.marker_range.generation}
         quiet = rolled_up(self._store, looks, quiet_s=self._limits.quiet_due_s)
         attempt = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S)) if quiet and not plans else 0
         return Round(plans=tuple(plans), collected={**own, **quiet}, attempt=attempt)

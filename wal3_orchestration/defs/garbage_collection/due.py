@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.at_once import at_once
@@ -39,7 +39,7 @@ def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions)
     look = partial(_look, store, options)
     due: list[DueLog] = []
     unreadable: dict[str, str] = {}
-    for log, found in at_once(lambda log: (log, ask(look, log)), logs):
+    for log, found in at_once(lambda log: (log, try_log(look, log)), logs):
         if isinstance(found, LogError):
             unreadable[log] = str(found)
         elif found.documents:

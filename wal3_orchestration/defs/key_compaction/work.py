@@ -10,8 +10,7 @@ from wal3_core import LogReader
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.outcomes import Refusal
+from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.model.paths import pass_path
 from wal3_orchestration.at_once import at_once
 from wal3_orchestration.outcomes import IDLE, Outcome
@@ -48,7 +47,7 @@ def outlines(store: ObjectStore, logs: Iterable[str]) -> list[Outline]:
 
 
 def _outline(store: ObjectStore, log: str) -> Outline:
-    found = ask(lambda name: KeyCompactor(store, name).outline(), log)
+    found = try_log(lambda name: KeyCompactor(store, name).outline(), log)
     if isinstance(found, LogReplacedError):
         # The name has another life since the first request: that one is outlined.
         return _outline(store, log)

@@ -11,21 +11,13 @@ from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.runtime.loggers import STORE, WAITING
 from wal3_core.runtime.observer import RequestEnd
 from wal3_core.runtime.watch import LATE_S, WATCHED
-from wal3_core.storage.object_store import Refused, Unknown
+from wal3_core.storage.object_store import WRITES, Refused, StoreWrapper, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import (
-        Buffer,
-        Etag,
-        NotModified,
-        ObjectMeta,
-        ObjectStore,
-        PutOutcome,
-        Versioned,
-    )
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 T = TypeVar("T")
 
@@ -35,46 +27,16 @@ _QUIET_S = 60.0
 _GAVE_UP_S = 10.0
 # How people call the requests.
 _VERBS = {"read": "GET", "get": "GET", "create": "PUT", "replace": "PUT"}
-_WRITES = frozenset({"create", "replace", "delete"})
 
 
-class ObservedStore:
+class InstrumentedStore(StoreWrapper):
     """Another store's objects; every request to it is measured."""
 
     def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
-        self._store = store
+        super().__init__(store)
         self._runtime = runtime
         self._name = store.url.partition("?")[0]
-        self._silence = _Silence(self._name, runtime)
-
-    @property
-    def url(self) -> str:
-        """The store's URL."""
-        return self._store.url
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
-        return self._sent("read", path, lambda: self._store.read(path, start=start, length=length))
-
-    def get(
-        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
-    ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
-        return self._sent(
-            "get", path, lambda: self._store.get(path, if_none_match=if_none_match, length_max=length_max)
-        )
-
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
-        return self._sent("create", path, lambda: self._store.create(path, data))
-
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
-        return self._sent("replace", path, lambda: self._store.replace(path, data, etag))
-
-    def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
-        return self._sent("head", path, lambda: self._store.head(path))
+        self._outages_seen = _OutageReport(self._name, runtime)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Yield the objects below a folder: measured as one request, to the first object or the end."""
@@ -83,14 +45,6 @@ class ObservedStore:
         while found is not None:
             yield found
             found = self._watched("list", folder, lambda: next(listing, None))
-
-    def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
-        return self._sent("list", folder, lambda: self._store.list_folders(folder))
-
-    def delete(self, path: str) -> None:
-        """Remove an object."""
-        self._sent("delete", path, lambda: self._store.delete(path))
 
     def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
         """Send a request and report it."""
@@ -115,19 +69,20 @@ class ObservedStore:
         began_s = self._runtime.monotonic_s()
         try:
             with WATCHED.watch.over(
-                lambda: self._silence.lasts(kind, path, began_s), lambda: f"store {self._name}: {_verb(kind)} {path}"
+                lambda: self._outages_seen.lasts(kind, path, began_s),
+                lambda: f"store {self._name}: {_verb(kind)} {path}",
             ):
                 outcome = send()
         except StoreDeniedError:
-            self._silence.ends(kind)
+            self._outages_seen.ends(kind)
             raise
         except UnavailableError as error:
-            self._silence.failed(kind, path, began_s, str(error))
+            self._outages_seen.failed(kind, path, began_s, str(error))
             raise
         if isinstance(outcome, Unknown):
-            self._silence.failed(kind, path, began_s, outcome.cause)
+            self._outages_seen.failed(kind, path, began_s, outcome.cause)
         else:
-            self._silence.ends(kind)
+            self._outages_seen.ends(kind)
         return outcome
 
 
@@ -141,7 +96,7 @@ def _end_of(outcome: object) -> RequestEnd:
             return RequestEnd.DONE
 
 
-class _Stretch:
+class _Outage:
     """A time without an answer: from when to when so far, and how many requests have failed in it."""
 
     __slots__ = ("cause", "failed", "reported", "seen_s", "since_s")
@@ -153,57 +108,55 @@ class _Stretch:
         self.reported = False
 
 
-class _Silence:
-    """Reports that a store does not answer: once for each stretch of two seconds, and at most once a minute.
+class _OutageReport:
+    """Reports that a store does not answer: once for each outage of two seconds, and at most once a minute.
 
-    Reads and writes have stretches of their own: a store may answer the ones and not the others. There is no lock,
-    since any thread may be interrupted anywhere: two threads at once may report the same stretch.
+    Reads and writes have outages of their own: a store may answer the ones and not the others. There is no lock,
+    since any thread may be interrupted anywhere: two threads at once may report the same outage.
     """
 
     def __init__(self, name: str, runtime: Runtime) -> None:
         self._name = name
         self._runtime = runtime
         # By whether the requests are writes.
-        self._stretches: dict[bool, _Stretch] = {}
+        self._outages: dict[bool, _Outage] = {}
         self._quiet_until_s = float("-inf")
 
     def failed(self, kind: str, path: str, began_s: float, cause: str) -> None:
         """Note a request without an answer."""
         STORE.debug("store %s: %s %s: not answered: %s", self._name, _verb(kind), path, cause)
-        stretch = self._stretch(kind, began_s)
-        stretch.failed += 1
-        stretch.cause = cause
-        self._report(stretch, kind, path, stretch.failed)
+        outage = self._outage(kind, began_s)
+        outage.failed += 1
+        outage.cause = cause
+        self._report(outage, kind, path, outage.failed)
 
     def lasts(self, kind: str, path: str, began_s: float) -> None:
         """Note that a request has no answer yet."""
-        stretch = self._stretch(kind, began_s)
-        self._report(stretch, kind, path, stretch.failed + 1)
+        outage = self._outage(kind, began_s)
+        self._report(outage, kind, path, outage.failed + 1)
 
     def ends(self, kind: str) -> None:
         """Note an answer."""
-        stretch = self._stretches.pop(kind in _WRITES, None) if self._stretches else None
-        if stretch is not None and stretch.reported:
-            STORE.info(
-                "store %s: answers again after %.1f s", self._name, self._runtime.monotonic_s() - stretch.since_s
-            )
+        outage = self._outages.pop(kind in WRITES, None) if self._outages else None
+        if outage is not None and outage.reported:
+            STORE.info("store %s: answers again after %.1f s", self._name, self._runtime.monotonic_s() - outage.since_s)
 
-    def _stretch(self, kind: str, began_s: float) -> _Stretch:
-        """Return the stretch that a request without an answer belongs to."""
-        found = self._stretches.get(kind in _WRITES)
+    def _outage(self, kind: str, began_s: float) -> _Outage:
+        """Return the outage that a request without an answer belongs to."""
+        found = self._outages.get(kind in WRITES)
         if found is None or began_s - found.seen_s > _GAVE_UP_S:
             # Before it, no request was sent for a while: nothing was waiting.
-            found = self._stretches[kind in _WRITES] = _Stretch(began_s)
+            found = self._outages[kind in WRITES] = _Outage(began_s)
         found.seen_s = self._runtime.monotonic_s()
         return found
 
-    def _report(self, stretch: _Stretch, kind: str, path: str, tries: int) -> None:
+    def _report(self, outage: _Outage, kind: str, path: str, tries: int) -> None:
         now_s = self._runtime.monotonic_s()
-        silent_s = now_s - stretch.since_s
-        if stretch.reported or silent_s < LATE_S or now_s < self._quiet_until_s:
+        silent_s = now_s - outage.since_s
+        if outage.reported or silent_s < LATE_S or now_s < self._quiet_until_s:
             return
-        stretch.reported, self._quiet_until_s = True, now_s + _QUIET_S
-        cause = f", last error: {stretch.cause}" if stretch.cause else ""
+        outage.reported, self._quiet_until_s = True, now_s + _QUIET_S
+        cause = f", last error: {outage.cause}" if outage.cause else ""
         text = "waiting for %s: %s %s: no answer for %.1f s, try %d%s"
         WAITING.warning(text, self._name, _verb(kind), path, silent_s, tries, cause)
 

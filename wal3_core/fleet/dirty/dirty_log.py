@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 from collections import deque
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, text
-from wal3_core.errors import ClosedError, InvalidRequestError, LogError
-from wal3_core.fleet.writers import ends_writer
+from wal3_core.arguments import checked, instance_of, integer, optional, several, text
+from wal3_core.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LogError,
+    LogNotFoundError,
+    LogReplacedError,
+    NotDurableError,
+    SealedError,
+)
+from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_told
 from wal3_core.model.marker import Marker
@@ -28,7 +37,7 @@ from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -274,3 +283,39 @@ class DirtyLog:
                 # Each append raises its own copy: raising one adds to its traceback.
                 outcome.set_exception(copy.copy(error))
         self._go_on()
+
+
+@checked(store=a_store)
+def dirty_logs(store: ObjectStore) -> list[str]:
+    """List the dirty logs of a store, in the order of their names: one listing for each of them, and one more."""
+    return sorted(log for log in list_logs(store, DIRTY) if log != DIRTY)
+
+
+@checked(dirty_logs=several, compactors=several)
+def assigned(dirty_logs: Iterable[str], compactors: Iterable[str]) -> dict[str, list[str]]:
+    """Assign each dirty log to one compactor; return each compactor's dirty logs.
+
+    Rendezvous hashing: the same in every process, whatever the order of the names. One compactor more, or less, moves
+    only the dirty logs that it takes, or had. InvalidRequestError when there is no compactor.
+    """
+    known = sorted(set(compactors))
+    if not known:
+        message = "compactors: expected at least one, found none"
+        raise InvalidRequestError(message)
+    mine: dict[str, list[str]] = {compactor: [] for compactor in known}
+    for log in sorted(set(dirty_logs)):
+        mine[max(known, key=lambda compactor: _weight(compactor, log))].append(log)
+    return mine
+
+
+def _weight(compactor: str, log: str) -> bytes:
+    # The length separates the two names: no other pair has the same bytes.
+    return hashlib.sha256(f"{len(compactor)}:{compactor}{log}".encode()).digest()
+
+
+def ends_writer(error: BaseException | None) -> bool:
+    """Whether every later append of the writer fails in the same way: its log is sealed, destroyed, or another one."""
+    if isinstance(error, SealedError | LogReplacedError | ClosedError):
+        return True
+    # Destroyed, and no other log has its name yet.
+    return isinstance(error, NotDurableError) and isinstance(error.__cause__, LogNotFoundError)

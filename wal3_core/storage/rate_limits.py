@@ -1,27 +1,38 @@
-"""A limit on the requests of one kind to one place, in requests per second, that gives way to a store's SlowDown.
+"""Limits on what is sent to a store: requests of one kind per second, and bytes per second.
 
-``Pace`` is the arithmetic: two token buckets, whose rate is halved when the store asks to slow down and restored by
-success. ``Throttle`` lets callers wait for their turn.
+``TokenBuckets`` is the arithmetic of requests: two buckets, whose rate is halved when the store asks to slow down and
+restored by success. ``Throttle`` lets callers wait for their turn, ``ThrottledStore`` sends their requests. First tries
+get at most ``_FIRST_TRIES`` of the rate; the rest is for urgent requests, which are retries and CASes. So new work
+never starves what earlier work needs to finish. Among those that may be sent, the one that has waited longest comes
+first, so neither kind starves.
 
-First tries get at most ``_FIRST_TRIES`` of the rate; the rest is for urgent requests, which are retries and CASes. So
-new work never starves what earlier work needs to finish. Among those that may be sent, the one that has waited longest
-comes first, so neither kind starves.
+A waiting request occupies the thread of its caller, often one of the shared workers (``wal3_core/workers.py``). Other
+stores go on meanwhile: no store gets more than its cap of the workers.
+
+``RateLimitedStore`` keeps background work to a number of bytes a second. It knows no urgent requests: a manifest must
+not be swapped through it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import STORE, Seldom
+from wal3_core.storage.object_store import Done, StoreWrapper, Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import Buffer, ObjectMeta, ObjectStore, PutOutcome
 
 # The share of the rate that first tries can use.
 _FIRST_TRIES = 0.9
@@ -36,7 +47,7 @@ _SETTLES_S = 1.0
 # How much of the limit the rate regains every time.
 _REGAINED = 0.05
 # How long a caller that is not next waits before it looks again, in case the one before it was interrupted.
-_LOOKS_S = 1.0
+_RECHECK_S = 1.0
 # Lost in rounding.
 _EPSILON = 1e-9
 
@@ -81,7 +92,7 @@ class _Bucket:
         return 0.0 if self.tokens >= 1 - _EPSILON else (1 - self.tokens) / self.per_s
 
 
-class Pace:
+class TokenBuckets:
     """When requests can be sent, at times that never run backwards. To be used under a lock.
 
     In each second at most ``rate_per_s`` requests, rounded up, can be taken, of whatever kind and pattern.
@@ -156,7 +167,7 @@ def _sizes(rate_per_s: float, share: float) -> tuple[float, float]:
     return max(1.0, capacity * share), (rate_per_s - (capacity - 1)) * share
 
 
-class _Waiter:
+class _QueuedRequest:
     """A request that waits for its turn. Changed under the throttle's lock."""
 
     __slots__ = ("granted", "next", "number", "until_s", "urgent", "woken")
@@ -185,9 +196,9 @@ class Throttle:
         self.kind = kind
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._pace = Pace(rate_per_s_max, runtime.monotonic_s())
+        self._buckets = TokenBuckets(rate_per_s_max, runtime.monotonic_s())
         # First tries, and urgent requests; each in the order of arrival.
-        self._queues: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())
+        self._queues: tuple[deque[_QueuedRequest], deque[_QueuedRequest]] = (deque(), deque())
         self._numbers = itertools.count()
         self._slowed = Seldom(runtime, STORE)
         self._requests = self._throttled = self._expired = 0
@@ -196,30 +207,30 @@ class Throttle:
     def limit(self, rate_per_s_max: float) -> None:
         """Change the limit."""
         with self._lock:
-            self._pace.limit(rate_per_s_max)
+            self._buckets.limit(rate_per_s_max)
 
     def stats(self) -> ThrottleStats:
         """Return the current figures."""
         with self._lock:
             return ThrottleStats(
-                rate_per_s=self._pace.rate_per_s,
-                rate_per_s_max=self._pace.rate_per_s_max,
+                rate_per_s=self._buckets.rate_per_s,
+                rate_per_s_max=self._buckets.rate_per_s_max,
                 requests=self._requests,
                 waiting=sum(map(len, self._queues)),
                 throttled=self._throttled,
                 throttled_s=self._throttled_s,
                 expired=self._expired,
-                halvings=self._pace.halvings,
+                halvings=self._buckets.halvings,
             )
 
     def enter(self, timeout_s: float, *, urgent: bool = False) -> None:
         """Wait until a request can be sent; UnavailableError after ``timeout_s`` seconds: it must not be sent then."""
         now_s = self._runtime.monotonic_s()
         with self._lock:
-            if not any(self._queues) and self._pace.take(now_s, urgent=urgent):
+            if not any(self._queues) and self._buckets.take(now_s, urgent=urgent):
                 self._requests += 1
                 return
-        waiter = _Waiter(next(self._numbers), now_s + timeout_s, urgent=urgent)
+        waiter = _QueuedRequest(next(self._numbers), now_s + timeout_s, urgent=urgent)
         try:
             self._await_turn(waiter)
         except BaseException:
@@ -234,22 +245,22 @@ class Throttle:
 
     def answered(self, sent_s: float) -> None:
         """Note that the store has answered a request that was sent then."""
-        if self._pace.rate_per_s < self._pace.rate_per_s_max:
+        if self._buckets.rate_per_s < self._buckets.rate_per_s_max:
             with self._lock:
-                self._pace.answered(sent_s, self._runtime.monotonic_s())
+                self._buckets.answered(sent_s, self._runtime.monotonic_s())
 
     def slow_down(self, sent_s: float) -> None:
         """Note that the store has refused a request that was sent then, because there are too many."""
         with self._lock:
-            halved = self._pace.slow_down(sent_s, self._runtime.monotonic_s())
-            rate_per_s = self._pace.rate_per_s
+            halved = self._buckets.slow_down(sent_s, self._runtime.monotonic_s())
+            rate_per_s = self._buckets.rate_per_s
         if halved:
             self._runtime.observer.slowed(self._place, self.kind)
             self._slowed.warn(
                 "store %s: asks to slow down: %g %s a second", self._place, round(rate_per_s, 3), self.kind
             )
 
-    def _await_turn(self, waiter: _Waiter) -> None:
+    def _await_turn(self, waiter: _QueuedRequest) -> None:
         with self._lock:
             self._queues[waiter.urgent].append(waiter)
         while True:
@@ -266,15 +277,15 @@ class Throttle:
             with suppress(TimeoutError):
                 self._runtime.wait(waiter.woken, pause_s)
         message = (
-            f"store {self._place}: throttled: {self.kind} are limited to {round(self._pace.rate_per_s, 3):g} a second,"
-            f" and this request was not sent in time"
+            f"store {self._place}: throttled: {self.kind} are limited to {round(self._buckets.rate_per_s, 3):g} a"
+            f" second, and this request was not sent in time"
         )
         raise UnavailableError(message)
 
     def _grant(self, now_s: float) -> None:
         """Let those pass that can, and wake the first of those that cannot."""
         while (waiter := self._next(now_s)) is not None:
-            self._pace.take(now_s, urgent=waiter.urgent)
+            self._buckets.take(now_s, urgent=waiter.urgent)
             self._requests += 1
             self._queues[waiter.urgent].popleft()
             waiter.granted = True
@@ -283,26 +294,168 @@ class Throttle:
             if queue and not queue[0].next:
                 queue[0].wake()
 
-    def _next(self, now_s: float) -> _Waiter | None:
+    def _next(self, now_s: float) -> _QueuedRequest | None:
         """Return who can pass: of the first ones in each queue, the one that came first."""
         firsts = [queue[0] for queue in self._queues if queue]
-        ready = [waiter for waiter in firsts if not self._pace.wait_s(now_s, urgent=waiter.urgent)]
+        ready = [waiter for waiter in firsts if not self._buckets.wait_s(now_s, urgent=waiter.urgent)]
         return min(ready, key=lambda waiter: waiter.number, default=None)
 
-    def _pause_s(self, waiter: _Waiter, now_s: float) -> float:
+    def _pause_s(self, waiter: _QueuedRequest, now_s: float) -> float:
         waiter.next = self._queues[waiter.urgent][0] is waiter
         if not waiter.next:
-            return _LOOKS_S
+            return _RECHECK_S
         # Spread by a request's time, so that processes that were slowed down together do not stay in step.
-        return self._pace.wait_s(now_s, urgent=waiter.urgent) + self._runtime.jitter() / self._pace.rate_per_s
+        return self._buckets.wait_s(now_s, urgent=waiter.urgent) + self._runtime.jitter() / self._buckets.rate_per_s
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _QueuedRequest) -> None:
         """Give the turn of a request that is not sent to the next."""
         with self._lock:
             if waiter.granted:
-                self._pace.give_back(urgent=waiter.urgent)
+                self._buckets.give_back(urgent=waiter.urgent)
                 self._requests -= 1
             else:
                 with suppress(ValueError):
                     self._queues[waiter.urgent].remove(waiter)
             self._grant(self._runtime.monotonic_s())
+
+
+T = TypeVar("T")
+
+# The objects in one answer to a list request; each answer takes a turn.
+_PAGE_OBJECTS = 1000
+# How many requests without an answer are remembered, to know their retries.
+_UNANSWERED_MAX = 1000
+# Takes turns of the throttle of reads; all else takes those of writes.
+_READS = frozenset({"read", "get", "head"})
+
+
+class ThrottledStore(StoreWrapper):
+    """Another store's objects; each request is sent once, when its turn comes.
+
+    GET and HEAD are reads. PUT, DELETE and LIST are writes: S3 publishes no rate for LIST, but says that it is not that
+    of GET. A listing of folders takes one turn, however many requests it needs. A throttle that is None limits
+    nothing.
+
+    UnavailableError "throttled" when the turn did not come within ``wait_s_max`` seconds: then the request was not
+    sent, and a PUT was certainly not applied.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        *,
+        writes: Throttle | None,
+        reads: Throttle | None,
+        wait_s_max: float,
+    ) -> None:
+        super().__init__(store)
+        self._runtime = runtime
+        self._writes = writes
+        self._reads = reads
+        self._wait_s_max = wait_s_max
+        self._process = os.getpid()
+        # Whose next try is a retry: a PUT, or a read.
+        self._unanswered: dict[tuple[bool, str], None] = {}
+
+    @property
+    def throttles(self) -> dict[str, ThrottleStats]:
+        """The figures of each throttle, by the kind of its requests: ``writes`` and ``reads``."""
+        return {each.kind: each.stats() for each in (self._writes, self._reads) if each is not None}
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Yield the objects below a folder."""
+        listing = iter(self._store.list_objects(folder, start_after=start_after))
+        more = True
+        while more:
+            page = self._sent("list", folder, lambda: list(islice(listing, _PAGE_OBJECTS)))
+            yield from page
+            more = len(page) == _PAGE_OBJECTS
+
+    def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
+        is_read = kind in _READS
+        # A read, also when it shows what became of a PUT; a replace, which what was begun needs to finish.
+        urgent = kind == "replace" or (is_read and (True, path) in self._unanswered)
+        return self._in_turn(self._reads if is_read else self._writes, (not is_read, path), send, urgent=urgent)
+
+    def _in_turn(
+        self, throttle: Throttle | None, request: tuple[bool, str], send: Callable[[], T], *, urgent: bool
+    ) -> T:
+        # A fork inherits the throttle, perhaps with its lock held, but cannot use the store.
+        if throttle is None or os.getpid() != self._process:
+            return send()
+        throttle.enter(self._wait_s_max, urgent=urgent or request in self._unanswered)
+        sent_s = self._runtime.monotonic_s()
+        try:
+            outcome = send()
+        except StoreDeniedError:
+            raise
+        except UnavailableError as error:
+            self._failed(throttle, request, sent_s, slow_down=error.slow_down)
+            raise
+        if isinstance(outcome, Unknown):
+            self._failed(throttle, request, sent_s, slow_down=outcome.slow_down)
+        else:
+            self._unanswered.pop(request, None)
+            throttle.answered(sent_s)
+        return outcome
+
+    def _failed(self, throttle: Throttle, request: tuple[bool, str], sent_s: float, *, slow_down: bool) -> None:
+        if len(self._unanswered) >= _UNANSWERED_MAX:
+            # Most were never sent again.
+            self._unanswered.clear()
+        self._unanswered[request] = None
+        if slow_down:
+            throttle.slow_down(sent_s)
+
+
+def throttle_stats(store: ObjectStore) -> dict[str, ThrottleStats]:
+    """Return the figures of the throttles of a store from ``open_store``, by kind; none if it has none."""
+    return store.throttles if isinstance(store, ThrottledStore) else {}
+
+
+class ByteRate:
+    """Makes its callers, from any thread, wait until the bytes that they have moved are paid for by time."""
+
+    def __init__(self, bytes_per_s: float, runtime: Runtime) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        # When all bytes so far are paid for.
+        self._paid_s = runtime.monotonic_s()
+
+    def pay(self, num_bytes: int) -> None:
+        """Block for as long as these bytes take at the rate, after all those before them."""
+        now_s = self._runtime.monotonic_s()
+        with self._lock:
+            # Time in which nothing was moved is lost: no burst follows a pause.
+            self._paid_s = until_s = max(self._paid_s, now_s) + num_bytes / self._bytes_per_s
+        if until_s > now_s:
+            self._runtime.sleep(until_s - now_s)
+
+
+class RateLimitedStore(StoreWrapper):
+    """Another store's objects; the bytes of reads and of creates are paid for after the request."""
+
+    def __init__(self, store: ObjectStore, rate: ByteRate) -> None:
+        super().__init__(store)
+        self._rate = rate
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        found = self._store.read(path, start=start, length=length)
+        self._rate.pay(len(found or b""))
+        return found
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write an object that must not exist."""
+        outcome = self._store.create(path, data)
+        # One without an answer is tried again first: its caller has only so much time.
+        if isinstance(outcome, Done):
+            self._rate.pay(len(data))
+        return outcome
+
+
+def rate_limited(store: ObjectStore, bytes_per_s_max: float | None, runtime: Runtime) -> ObjectStore:
+    """Keep a store's reads and creates to a rate, all of them together; None for no limit."""
+    return store if bytes_per_s_max is None else RateLimitedStore(store, ByteRate(bytes_per_s_max, runtime))

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.fleet.asking import ask
-from wal3_core.fleet.assignment import dirty_logs
-from wal3_core.fleet.pressure import measure_logs
-from wal3_core.fleet.rollup import RollUp
-from wal3_core.model.rollup import Decision
+from wal3_core.fleet.dirty.back_pressure import measure_logs
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
+from wal3_core.fleet.dirty.rollup import RollUp
+from wal3_core.fleet.dirty.rollup_plan import Decision
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from wal3_core.model.pressure import Pressure
-    from wal3_core.model.rollup_plan import RollUpPlan
+    from wal3_core.fleet.dirty.back_pressure import Pressure
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
 
@@ -99,7 +99,7 @@ def fleet_status(store: ObjectStore, unprocessed_max: int | None = None) -> Flee
     plans: list[RollUpPlan] = []
     unreadable: dict[str, str] = {}
     for name in dirty_logs(store):
-        plan = ask(lambda name: RollUp(store, name).read(), name)
+        plan = try_log(lambda name: RollUp(store, name).read(), name)
         if isinstance(plan, LogError):
             unreadable[name] = f"{type(plan).__name__}: {plan}"
         else:
@@ -117,7 +117,7 @@ def fleet_status(store: ObjectStore, unprocessed_max: int | None = None) -> Flee
         elif pressure.unprocessed:
             logs.append(LogStatus(pressure=pressure, age_s=ages_s[log]))
     return FleetStatus(
-        markers={plan.stretch.dirty_log: plan.stretch.num_markers for plan in plans},
+        markers={plan.marker_range.dirty_log: plan.marker_range.num_markers for plan in plans},
         num_marked=len({each.log for each in marked}),
         logs=tuple(sorted(logs, key=lambda each: (-each.age_s, each.log))),
         gone=tuple(sorted({each.log for each in marked if each.decision is Decision.GONE})),

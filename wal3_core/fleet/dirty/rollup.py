@@ -2,19 +2,22 @@
 
 Two steps, each of which may be repeated, stopped anywhere, and run by two processes at once. ``read`` changes
 nothing. ``finish`` appends again what stays marked, and only then advances the dirty log's cursor, by CAS. A marker
-is dropped only by a manifest of its log that was loaded after the marker was read. Source: docs/protocol.md, "Dirty
-logs: roll-up".
+is dropped only by a manifest of its log that was loaded after the marker was read: one GET of each manifest, and one of
+a cursor if it says what was processed. Source: docs/protocol.md, "Dirty logs: roll-up".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, optional, several
 from wal3_core.errors import (
     ContentionError,
+    CorruptError,
     CursorConflictError,
     LogError,
     LogNotFoundError,
@@ -22,34 +25,108 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnknownDurabilityError,
 )
-from wal3_core.fleet.look_up import look_up
+from wal3_core.fleet.dirty.rollup_plan import (
+    LogProbe,
+    MarkerRange,
+    RollUpOptions,
+    RollUpPlan,
+    RollUpTime,
+    by_log,
+    markers_of,
+    plan_of,
+    stored_bytes_from,
+)
+from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.compacting import move_fence
-from wal3_core.model.cursor import Owner
+from wal3_core.model.cursor import BYTES_MAX, Cursor, Owner
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.marker import fold, life_of_log
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import MANIFEST, check_log_name, cursor_path
 from wal3_core.model.position import LogPosition
-from wal3_core.model.rollup import markers_of
-from wal3_core.model.rollup_options import RollUpOptions
-from wal3_core.model.rollup_plan import RollUpPlan, RollUpTime, Stretch, by_log, plan_of
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.opening import options_of
-from wal3_core.storage.patient import patient
+from wal3_core.storage.documents.named_store import NamedStore
+from wal3_core.storage.object_store import a_store, log_store, options_of, share_of
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from wal3_core.fleet.dirty.rollup_plan import MarkedLog
     from wal3_core.model.marker import Marker
-    from wal3_core.model.rollup import MarkedLog
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
+
+
+def probe_logs(
+    store: ObjectStore, logs: Iterable[Sequence[Marker]], options: RollUpOptions, runtime: Runtime
+) -> Iterator[tuple[Marker, LogProbe]]:
+    """Look up logs, each given by its folded markers; yield each marker with what was found, several logs at a time.
+
+    UnavailableError when the store does not answer.
+    """
+    look = partial(probe_log, store, options, runtime)
+    found = map_ahead(runtime, look, logs, count=options.logs_ahead, share=share_of(store))
+    return chain.from_iterable(found)
+
+
+def probe_log(
+    store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers: Sequence[Marker]
+) -> list[tuple[Marker, LogProbe]]:
+    """Look up one log for its markers, of one life or several."""
+    found = try_log(partial(_probe, store, options, runtime), markers)
+    if isinstance(found, LogError):
+        return [(marker, LogProbe(error=f"{type(found).__name__}: {found}")) for marker in markers]
+    return list(zip(markers, found, strict=True))
+
+
+def _probe(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers: Sequence[Marker]) -> list[LogProbe]:
+    inside = with_retries(log_store(store, markers[0].log), runtime, options.retry)
+    manifests = ManifestStore(inside, runtime, options.retry)
+    seen = manifests.look()
+    if seen is None and manifests.lives():
+        message = f"log {inside.url}: expected {MANIFEST} beside its fragments, found none: restore it"
+        raise CorruptError(message)
+    manifest = None if seen is None else seen.document
+    if not isinstance(manifest, Manifest):
+        # A vacancy: no life that was marked is to come there.
+        return [LogProbe()] * len(markers)
+    lives = {life_of_log(manifest.log_id)}
+    processed = None
+    if options.cursor is not None and any(marker.life in lives for marker in markers):
+        same = ManifestStore(inside, runtime, options.retry, log_id=manifest.log_id)
+        processed = _processed(same, options, runtime)
+        if processed is not None and processed > manifest.next.position.offset:
+            # It has moved on since. Or an older manifest was restored: then it says nothing of what was appended again.
+            manifest = same.load().manifest
+            processed = processed if processed <= manifest.next.position.offset else None
+    return [_probed(manifest, marker, processed) for marker in markers]
+
+
+def _processed(manifests: ManifestStore, options: RollUpOptions, runtime: Runtime) -> int | None:
+    cursors = NamedStore(manifests, runtime, options.retry, Cursor.from_fields, bytes_max=BYTES_MAX)
+    seen = None if options.cursor is None else cursors.load(cursor_path(options.cursor))
+    return None if seen is None else seen.document.position.offset
+
+
+def _probed(manifest: Manifest, marker: Marker, processed: int | None) -> LogProbe:
+    first = manifest.first.position.offset
+    begin = marker.start if processed is None else processed
+    return LogProbe(
+        log_id=manifest.log_id,
+        first=first,
+        next=manifest.next.position.offset,
+        sealed=manifest.seal is not None,
+        keyed=manifest.keyed,
+        processed=processed,
+        num_bytes=stored_bytes_from(manifest, max(first, begin)),
+    )
+
 
 # The dirty log's own cursor: everything before it was rolled up.
 ROLLUP = "rollup"
@@ -110,17 +187,17 @@ class RollUp:
         there is no such dirty log, UnavailableError when the store does not answer. A single log that cannot be read
         is reported in the plan, and stays marked.
         """
-        stretch, manifest = self._begin()
-        folded = fold(self.markers(stretch, manifest))
+        marker_range, manifest = self._begin()
+        folded = fold(self.markers(marker_range, manifest))
         # The manifests after the markers: a marked fragment that they do not hold was not committed before.
-        looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))
-        return plan_of(stretch, looked, self.time() if looked else RollUpTime(), self._options)
+        looked = list(probe_logs(self._store, by_log(folded), self._options, self._runtime))
+        return plan_of(marker_range, looked, self.time() if looked else RollUpTime(), self._options)
 
-    def stretch(self) -> Stretch:
+    def marker_range(self) -> MarkerRange:
         """Return which part of the dirty log is to be rolled up now."""
         return self._begin()[0]
 
-    def _begin(self) -> tuple[Stretch, Manifest]:
+    def _begin(self) -> tuple[MarkerRange, Manifest]:
         stores = self._stores
         manifest = stores.manifests.load().manifest
         witness = stores.cursors.load(ROLLUP, Owner.ROLLUP)
@@ -133,7 +210,7 @@ class RollUp:
             # An older manifest was restored. Which of its markers were read is unknown: reading one again is harmless.
             begin = first
         start = max(first, begin)
-        stretch = Stretch(
+        marker_range = MarkerRange(
             dirty_log=self._dirty_log,
             log_id=manifest.log_id,
             generation=_generation(witness),
@@ -141,16 +218,16 @@ class RollUp:
             limit=min(manifest.next.position, LogPosition(start + self._options.markers_max, 0)),
             skipped=start - begin,
         )
-        return stretch, manifest
+        return marker_range, manifest
 
-    @checked(stretch=instance_of(Stretch), manifest=optional(instance_of(Manifest)))
-    def markers(self, stretch: Stretch, manifest: Manifest | None = None) -> Iterator[Marker]:
-        """Read the markers of a stretch, in order; ``manifest`` is the dirty log's, if it is at hand."""
-        if not stretch.num_markers:
+    @checked(marker_range=instance_of(MarkerRange), manifest=optional(instance_of(Manifest)))
+    def markers(self, marker_range: MarkerRange, manifest: Manifest | None = None) -> Iterator[Marker]:
+        """Read the markers of a range, in order; ``manifest`` is the dirty log's, if it is at hand."""
+        if not marker_range.num_markers:
             return
         options, runtime = ReaderOptions(retry=self._options.retry), self._runtime
-        reader = LogReader(self._store, self._dirty_log, options=options, runtime=runtime, log_id=stretch.log_id)
-        records = reader.records(stretch.start, Limits(offset=stretch.limit.offset), manifest=manifest)
+        reader = LogReader(self._store, self._dirty_log, options=options, runtime=runtime, log_id=marker_range.log_id)
+        records = reader.records(marker_range.start, Limits(offset=marker_range.limit.offset), manifest=manifest)
         yield from markers_of(records, what=f"log {self._dirty_log}")
 
     def time(self) -> RollUpTime:
@@ -176,42 +253,42 @@ class RollUp:
 
         Moves the fence of a log whose marked fragment has waited ``undecided_s`` seconds for its commit.
         """
-        stretch, stores = plan.stretch, self._stores
-        if stretch.log_id != stores.manifests.log_id():
+        marker_range, stores = plan.marker_range, self._stores
+        if marker_range.log_id != stores.manifests.log_id():
             message = f"log {stores.url}: expected a plan of log {stores.manifests.log_id()}, found one of another life"
             raise LogReplacedError(message)
         witness = stores.cursors.load(ROLLUP, Owner.ROLLUP)
-        if _generation(witness) != stretch.generation:
+        if _generation(witness) != marker_range.generation:
             return self._finished(RollUpEnd.OVERTAKEN, plan, 0, 0)
         fenced = replace(plan, logs=tuple(self._fence_overdue(plan)))
         num_fenced = sum(before != after for before, after in zip(plan.logs, fenced.logs, strict=True))
         names = frozenset(handled)
         left = fenced.left(names)
-        unchanged = left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left)
+        unchanged = left == [each.marker for each in plan.logs] and marker_range.num_markers <= _SHRINKS * len(left)
         # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it. So is
         # one of a restored dirty log: beyond its end, the cursor would hide those that come before it.
-        whole = stretch.num_markers < self._options.markers_max and _offset(witness) <= stretch.limit.offset
+        whole = marker_range.num_markers < self._options.markers_max and _offset(witness) <= marker_range.limit.offset
         if unchanged and whole:
             return self._finished(RollUpEnd.NOTHING_TO_DO, plan, 0, num_fenced)
         self._append([marker.reinserted() for marker in left])
         try:
-            _advance(stores, stretch.limit, witness)
+            _advance(stores, marker_range.limit, witness)
         except CursorConflictError:
             return self._finished(RollUpEnd.OVERTAKEN, plan, len(left), num_fenced)
         COLLECT.info(
             "log %s: rolled up %d markers of %d logs up to offset %d; %d stay marked, %d were handled",
-            *(stores.url, stretch.num_markers, len(plan.logs), stretch.limit.offset, len(left), len(names)),
+            *(stores.url, marker_range.num_markers, len(plan.logs), marker_range.limit.offset, len(left), len(names)),
         )
         return self._finished(RollUpEnd.ADVANCED, plan, len(left), num_fenced)
 
     def _finished(self, outcome: RollUpEnd, plan: RollUpPlan, num_reinserted: int, num_fenced: int) -> FinishedRollUp:
-        stretch = plan.stretch
+        marker_range = plan.marker_range
         return FinishedRollUp(
             outcome=outcome,
-            num_markers=stretch.num_markers,
+            num_markers=marker_range.num_markers,
             num_reinserted=num_reinserted,
             num_fenced=num_fenced,
-            limit=stretch.limit.offset if outcome is RollUpEnd.ADVANCED else stretch.start,
+            limit=marker_range.limit.offset if outcome is RollUpEnd.ADVANCED else marker_range.start,
         )
 
     def _append(self, markers: list[Marker]) -> None:
@@ -250,7 +327,7 @@ class RollUp:
 
     def _fenced_next(self, marker: Marker) -> int | None:
         """Return where the log ends once no upload begun before this call can be linked; None when it is gone."""
-        inside = patient(log_store(self._store, marker.log), self._runtime, self._options.retry)
+        inside = with_retries(log_store(self._store, marker.log), self._runtime, self._options.retry)
         manifests = ManifestStore(inside, self._runtime, self._options.retry)
         try:
             base = manifests.load()

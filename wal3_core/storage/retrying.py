@@ -1,4 +1,8 @@
-"""Retries: with growing, randomised pauses while a store does not answer, and once after a damaged answer."""
+"""Retries: with growing, randomised pauses while a store does not answer, and once after a damaged answer.
+
+``RetryingStore`` retries a store's reads: a short outage is no error for readers, cursors and maintenance. PUTs and
+deletes are sent once: only the protocol knows what a repeated one means.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.options import TIMEOUT_S, RetryOptions
 from wal3_core.runtime.loggers import STORE
+from wal3_core.storage.object_store import WRITES, StoreWrapper
 from wal3_core.storage.store_urls import named_in
 
 if TYPE_CHECKING:
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
 
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 T = TypeVar("T")
 
@@ -104,3 +110,42 @@ def reread_if_damaged(load: Callable[[], T], place: Addressed) -> T:
     except CorruptError as error:
         STORE.error("%s: damaged: %s", place.url, error)
         raise
+
+
+class RetryingStore(StoreWrapper):
+    """Another store's objects; reads are retried, as the options say, while that store does not answer."""
+
+    def __init__(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime) -> None:
+        super().__init__(store)
+        self._retry = for_store(retry, store)
+        self._runtime = runtime
+
+    def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
+        del path
+        return send() if kind in WRITES else until_answered(send, self._retry, self._runtime)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Yield the objects below a folder; a listing that breaks off continues after its last path."""
+        while True:
+            for _ in attempts(self._retry, self._runtime):
+                before = start_after
+                try:
+                    for meta in self._store.list_objects(folder, start_after=start_after):
+                        yield meta
+                        start_after = meta.path
+                except StoreDeniedError:
+                    raise
+                except UnavailableError as error:
+                    failure = error
+                else:
+                    return
+                if start_after != before:
+                    # It has answered since: this is a new outage.
+                    break
+            else:
+                raise failure
+
+
+def with_retries(store: ObjectStore, runtime: Runtime, retry: RetryOptions | None = None) -> RetryingStore:
+    """Return the store with its reads retried; one that retries them already is returned as it is."""
+    return store if isinstance(store, RetryingStore) else RetryingStore(store, retry or RetryOptions(), runtime)

@@ -1,4 +1,4 @@
-"""What a roll-up of a dirty log decides about each marked log. Pure: the same on one machine and in Spark.
+"""What a roll-up of a dirty log decides about each marked log, and its plan: the same on one machine and in Spark.
 
 A marker may be read before its fragment is committed. So the manifest that was loaded after it decides only what
 lies before that manifest's end; the rest of the marker is kept. Source: docs/protocol.md, "Dirty logs: roll-up".
@@ -6,25 +6,73 @@ lies before that manifest's end; the rest of the marker is kept. Source: docs/pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
+from wal3_core.model import strict_json
 from wal3_core.model.marker import Marker, life_of_log
 from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.paths import LogId
+from wal3_core.model.paths import LogId, check_cursor_name, check_log_id
 from wal3_core.model.position import LogPosition
+from wal3_core.options import GIB, RetryOptions, check_ranges
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
-    from wal3_core.model.rollup_options import RollUpOptions
     from wal3_core.model.strict_json import Fields, JsonObject
 
-_US_PER_S = 1_000_000
+_COUNT_MAX = 2**63 - 1
+_AHEAD_MAX = 2**31 - 1
+_SECONDS_MAX = 10 * 365 * 24 * 60 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollUpOptions:
+    """Which logs a roll-up selects, and how much it reads.
+
+    A log is selected when its oldest unprocessed record was marked more than ``age_s_max`` seconds ago, when
+    ``records_max`` records or ``bytes_max`` bytes are unprocessed, or when its marker was reinserted
+    ``reinsertions_max`` times; with ``take_all`` every log with unprocessed records is. ``cursor`` names the cursor
+    that says, in each log, what was processed; a log without it counts as unprocessed from its marker on. A log with
+    more than ``unprocessed_max`` unprocessed records is reported as over. A marked fragment that was not committed for
+    ``undecided_s`` seconds never will be: the fence is moved. One roll-up reads at most ``markers_max`` markers, and
+    looks up ``logs_ahead`` logs at a time.
+    """
+
+    cursor: str | None = None
+    age_s_max: float = 3600.0
+    records_max: int = 1_000_000
+    bytes_max: int = GIB
+    reinsertions_max: int = 100
+    unprocessed_max: int = 10_000_000
+    undecided_s: float = 900.0
+    markers_max: int = 100_000
+    logs_ahead: int = 16
+    take_all: bool = False
+    retry: RetryOptions = field(default_factory=RetryOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        check_ranges(
+            self,
+            {
+                "age_s_max": (0, _SECONDS_MAX),
+                "records_max": (1, _COUNT_MAX),
+                "bytes_max": (1, _COUNT_MAX),
+                "reinsertions_max": (1, _COUNT_MAX),
+                "unprocessed_max": (0, _COUNT_MAX),
+                "undecided_s": (0, _SECONDS_MAX),
+                "markers_max": (1, _AHEAD_MAX),
+                "logs_ahead": (1, _AHEAD_MAX),
+            },
+        )
+        if self.cursor is not None:
+            check_cursor_name(self.cursor)
 
 
 class Decision(StrEnum):
@@ -39,7 +87,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class LogProbe:
     """A marked log as it was after its marker was read: its manifest's bounds, and what was processed.
 
     ``log_id`` is empty when the name has no log; ``error`` says why it cannot be read. ``processed`` is the offset of
@@ -55,38 +103,6 @@ class Looked:
     processed: int | None = None
     num_bytes: int = 0
     error: str | None = None
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        processed: JsonObject = {} if self.processed is None else {"processed": self.processed}
-        error: JsonObject = {} if self.error is None else {"error": self.error}
-        keyed: JsonObject = {"keyed": True} if self.keyed else {}
-        return {
-            "log_id": self.log_id,
-            "first": self.first,
-            "next": self.next,
-            "sealed": self.sealed,
-            "num_bytes": self.num_bytes,
-            **keyed,
-            **processed,
-            **error,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Looked:
-        """Read from a JSON object."""
-        looked = cls(
-            log_id=fields.string("log_id"),
-            first=fields.integer("first"),
-            next=fields.integer("next"),
-            sealed=fields.flag("sealed"),
-            keyed=fields.has("keyed") and fields.flag("keyed"),
-            num_bytes=fields.integer("num_bytes"),
-            processed=fields.integer("processed") if fields.has("processed") else None,
-            error=fields.string("error") if fields.has("error") else None,
-        )
-        fields.finish()
-        return looked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +161,7 @@ class MarkedLog:
             "reason": self.reason,
             "records": self.num_records,
             "bytes": self.num_bytes,
-            "age_us": round(self.age_s * _US_PER_S),
+            "age_us": round(self.age_s * US_PER_S),
             "over": self.over,
             "overdue": self.overdue,
             "marker": marker_to_json(self.marker),
@@ -162,7 +178,7 @@ class MarkedLog:
             reason=fields.string("reason"),
             num_records=fields.integer("records"),
             num_bytes=fields.integer("bytes"),
-            age_s=fields.integer("age_us") / _US_PER_S,
+            age_s=fields.integer("age_us") / US_PER_S,
             over=fields.flag("over"),
             overdue=fields.flag("overdue"),
             keyed=fields.has("keyed") and fields.flag("keyed"),
@@ -210,7 +226,7 @@ def since(marker: Marker, offset: int) -> Marker | None:
     return replace(marker, start=offset, num_records=num_records, first_us=marker.limit.timestamp_us, reinsertions=0)
 
 
-def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) -> MarkedLog:
+def decide(marker: Marker, looked: LogProbe, now_us: int, options: RollUpOptions) -> MarkedLog:
     """Decide about one folded marker by its log, which was looked up after the marker was read."""
     marker = replace(marker, ranges=())
     if looked.error is not None:
@@ -220,14 +236,14 @@ def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) 
         return MarkedLog(marker=marker, decision=Decision.GONE, reason=reason)
     # Nothing is committed behind a seal.
     decided, rest = before(marker, looked.next), None if looked.sealed else since(marker, looked.next)
-    waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / _US_PER_S
+    waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / US_PER_S
     found = MarkedLog(
         marker=decided if looked.sealed and decided is not None else marker,
         decision=Decision.KEPT,
         reason="",
         rest=rest,
         overdue=rest is not None and waited_s >= options.undecided_s,
-        age_s=max(0.0, (now_us - marker.first_us) / _US_PER_S),
+        age_s=max(0.0, (now_us - marker.first_us) / US_PER_S),
         keyed=looked.keyed,
     )
     processed = max(looked.first, looked.processed or 0)
@@ -256,7 +272,7 @@ def _decision(text: str, what: str) -> Decision:
         raise CorruptError(message) from error
 
 
-def _not_dirty(found: MarkedLog, looked: Looked, options: RollUpOptions) -> MarkedLog:
+def _not_dirty(found: MarkedLog, looked: LogProbe, options: RollUpOptions) -> MarkedLog:
     """Decide about a log where nothing that was committed is unprocessed."""
     if found.rest is not None:
         reason = (
@@ -328,3 +344,167 @@ def marker_from_json(fields: Fields) -> Marker:
         marker = replace(marker, ranges=ranges.ranges)
     fields.finish()
     return marker
+
+
+# A plan as text may name that many logs; each takes some 500 bytes.
+_LOGS_MAX = 1_000_000
+_PLAN_BYTES_MAX = 2**29
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerRange:
+    """A part of one life of a dirty log: from its cursor to ``limit``, exclusive.
+
+    ``generation`` is the cursor's version, 0 when there was none. ``skipped`` markers were collected before they were
+    read, which only a cursor that was deleted or moved by hand allows.
+    """
+
+    dirty_log: str
+    log_id: LogId
+    generation: int
+    start: int
+    limit: LogPosition
+    skipped: int = 0
+
+    @property
+    def num_markers(self) -> int:
+        """How many markers it holds."""
+        return self.limit.offset - self.start
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        return {
+            "dirty_log": self.dirty_log,
+            "log_id": self.log_id,
+            "generation": self.generation,
+            "start": self.start,
+            "limit": self.limit.to_json(),
+            "skipped": self.skipped,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> MarkerRange:
+        """Read from a JSON object."""
+        marker_range = cls(
+            dirty_log=fields.string("dirty_log"),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            generation=fields.integer("generation"),
+            start=fields.integer("start"),
+            limit=LogPosition.from_json(fields.object("limit")),
+            skipped=fields.integer("skipped"),
+        )
+        fields.finish()
+        return marker_range
+
+
+@dataclass(frozen=True, slots=True)
+class RollUpTime:
+    """The time by which a roll-up computes ages: the store's, unless ``guessed`` says why that is not known."""
+
+    now_us: int = 0
+    guessed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollUpPlan:
+    """What a roll-up found, and what it decided; nothing was changed for it.
+
+    ``now_us`` is the store's time, unless ``guessed`` says why it is not known: then ages are by the clock of the
+    machine that read, and nothing is overdue. ``logs`` has one entry for each life of a marked log, in the order of
+    their names.
+    """
+
+    marker_range: MarkerRange
+    now_us: int
+    logs: tuple[MarkedLog, ...]
+    guessed: str | None = None
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The logs to be maintained now."""
+        return tuple(each.log for each in self._with(Decision.SELECTED))
+
+    @property
+    def dirty(self) -> tuple[MarkedLog, ...]:
+        """The logs with unprocessed records, selected or not."""
+        return tuple(self._with(Decision.SELECTED, Decision.KEPT))
+
+    @property
+    def unreadable(self) -> tuple[MarkedLog, ...]:
+        """The logs that are damaged or denied, each with its error as the reason; they stay marked."""
+        return tuple(self._with(Decision.UNREADABLE))
+
+    @property
+    def over(self) -> tuple[str, ...]:
+        """The logs with more than ``unprocessed_max`` unprocessed records."""
+        return tuple(each.log for each in self.logs if each.over)
+
+    @property
+    def num_records(self) -> int:
+        """How many records are unprocessed."""
+        return sum(each.num_records for each in self.logs)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many stored bytes are unprocessed."""
+        return sum(each.num_bytes for each in self.logs)
+
+    @property
+    def age_s(self) -> float:
+        """The age of the oldest unprocessed record, in seconds since it was marked; 0 when there is none."""
+        return max((each.age_s for each in self.dirty), default=0.0)
+
+    def counts(self) -> dict[Decision, int]:
+        """Count the logs by decision."""
+        return {decision: sum(1 for _ in self._with(decision)) for decision in Decision}
+
+    def left(self, handled: Collection[str]) -> list[Marker]:
+        """Return the markers to append again when these logs are taken care of."""
+        kept = (each.left(handled=each.log in handled) for each in self.logs)
+        return [marker for marker in kept if marker is not None]
+
+    def _with(self, *decisions: Decision) -> Iterator[MarkedLog]:
+        return (each for each in self.logs if each.decision in decisions)
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object, from which ``from_text`` makes the plan again."""
+        guessed: JsonObject = {} if self.guessed is None else {"guessed": self.guessed}
+        return {
+            "stretch": self.marker_range.to_json(),
+            "now_us": self.now_us,
+            **guessed,
+            "logs": [each.to_json() for each in self.logs],
+        }
+
+    @classmethod
+    def from_text(cls, text: str) -> RollUpPlan:
+        """Read what ``to_json`` returns, as text."""
+        fields = strict_json.load(text.encode(), what="roll-up", bytes_max=_PLAN_BYTES_MAX)
+        plan = cls(
+            marker_range=MarkerRange.from_json(fields.object("stretch")),
+            now_us=fields.integer("now_us"),
+            guessed=fields.string("guessed") if fields.has("guessed") else None,
+            logs=tuple(map(MarkedLog.from_json, fields.objects("logs", count_max=_LOGS_MAX))),
+        )
+        fields.finish()
+        return plan
+
+
+def plan_of(
+    marker_range: MarkerRange, looked: Iterable[tuple[Marker, LogProbe]], time: RollUpTime, options: RollUpOptions
+) -> RollUpPlan:
+    """Decide about each folded marker of a range."""
+    decided = (decide(marker, log, time.now_us, options) for marker, log in looked)
+    if time.guessed is not None:
+        # Selecting a log too early is harmless; moving its fence by a wrong clock would cost its writer an upload.
+        decided = (replace(each, overdue=False) for each in decided)
+    logs = tuple(sorted(decided, key=lambda each: (each.log, each.marker.life)))
+    return RollUpPlan(marker_range=marker_range, now_us=time.now_us, logs=logs, guessed=time.guessed)
+
+
+def by_log(folded: Mapping[tuple[str, str], Marker]) -> list[list[Marker]]:
+    """Group folded markers by log, in the order of the names: each log is looked up once, whatever its lives."""
+    grouped: dict[str, list[Marker]] = {}
+    for (log, _), marker in sorted(folded.items()):
+        grouped.setdefault(log, []).append(marker)
+    return list(grouped.values())

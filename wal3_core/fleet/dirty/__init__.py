@@ -1,0 +1,1 @@
+"""Dirty logs: markers of the logs that grew, their roll-ups, and how far the consumers of marked logs are behind."""
