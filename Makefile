@@ -96,7 +96,7 @@ fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
 
 kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
 	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
-	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py -o faulthandler_timeout=0
+	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/append/test_short_writers.py -o faulthandler_timeout=0
 
 queue-kills: setup ## The broker of a delay queue killed 100 times under load
 	WAL3_TEST_QUEUE_KILLS=100 $(BIN)/pytest tests/processes/test_queue_kill.py -o faulthandler_timeout=0

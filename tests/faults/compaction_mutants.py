@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from tests.mutations import Mutation
-from tests.spec.test_43_keyed_logs import (
-    test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_keyed as keyed_no_longer,
-)
-from tests.spec.test_77_compaction_symptoms import (
+from tests.spec.compaction.test_compaction_symptoms import (
     test_cursor_created_after_the_cursors_were_read_withdraws_the_pass as cursor_in_between,
 )
-from tests.spec.test_77_compaction_symptoms import (
+from tests.spec.compaction.test_compaction_symptoms import (
     test_pass_announced_again_by_another_process_is_withdrawn as announced_again,
 )
-from tests.spec.test_77_compaction_symptoms import (
+from tests.spec.compaction.test_compaction_symptoms import (
     test_pass_planned_by_an_earlier_policy_is_not_installed as earlier_policy,
 )
-from tests.spec.test_77_compaction_symptoms import (
+from tests.spec.compaction.test_compaction_symptoms import (
     test_pass_whose_fragments_were_deleted_as_orphans_is_not_installed as deleted_as_orphans,
 )
-from tests.spec.test_77_compaction_symptoms import (
+from tests.spec.compaction.test_compaction_symptoms import (
     test_tombstone_stays_for_its_retention_after_the_first_pass as retention,
 )
-from tests.spec.test_77_key_compaction import (
+from tests.spec.compaction.test_key_compaction import (
     test_tombstones_at_the_end_of_a_log_go_but_for_the_last_and_that_one_once_a_record_is_behind_it as at_the_end,
 )
-from tests.spec.test_85_damage_on_the_way import (
+from tests.spec.damage.test_damage_on_the_way import (
     test_key_rollup_that_was_read_damaged_is_never_deleted as damaged_on_the_way,
+)
+from tests.spec.policies.test_keyed_logs import (
+    test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_keyed as keyed_no_longer,
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore

@@ -70,12 +70,6 @@ QUEUE_WORLD_MUTANTS = (
     ),
     Mutation("whatever lies under the key of the queue's state is it", "Meta.if_one", "return None", "raise"),
     Mutation(
-        "a state before its item is believed",
-        "_take_item",
-        "tail.values[item_id] = _1\ntail.states.pop(...)",
-        "tail.values[item_id] = _1",
-    ),
-    Mutation(
         "the state of an item that was removed stays", "QueueState._remove", "turn.add(id_key(encoding.STATE, _), None)"
     ),
     Mutation(

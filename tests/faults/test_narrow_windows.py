@@ -22,8 +22,8 @@ from tests.faults.marking_windows import (
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
-from tests.spec.test_43_views import append_while_the_log_is_given_to_a_view
-from tests.spec.test_92_named_lists import forget_an_append_whose_commit_is_under_way
+from tests.spec.policies.test_views import append_while_the_log_is_given_to_a_view
+from tests.spec.staged.test_named_lists import forget_an_append_whose_commit_is_under_way
 from tests.stores import Fault, FaultyStore, OvertakenStore
 from wal3_core import (
     CollectionRefusedError,

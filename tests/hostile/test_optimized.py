@@ -19,10 +19,10 @@ FILES = (
     "tests/hostile/test_parquet_fuzz.py",
     "tests/hostile/test_schemas.py",
     "tests/model",
-    "tests/spec/test_00_initialize.py",
-    "tests/spec/test_20_read.py",
-    "tests/spec/test_30_cursors.py",
-    "tests/spec/test_50_scrub.py",
+    "tests/spec/append/test_initialize.py",
+    "tests/spec/read/test_read.py",
+    "tests/spec/cursors/test_cursors.py",
+    "tests/spec/damage/test_scrub.py",
 )
 
 

@@ -30,7 +30,7 @@ from wal3_core import (
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue import Enqueue, Purge
-from wal3_core.views.queue.encoding import STATE, VALUE, id_key
+from wal3_core.views.queue.encoding import DEAD, NEVER, NO_TOKEN, STATE, VALUE, StateRecord, id_key, state_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,6 +165,17 @@ def test_what_records_of_others_displace_is_written_again_before_key_compaction_
         values = [item.value for item in queue.dequeue(10_000)]
         assert values == [b"back", *[b"more"] * num_more, b"pending", b"last"]
         assert queue.stats().pending == 0
+
+
+def test_state_that_others_wrote_before_its_item_is_none_of_it(memory_store: MemoryStore) -> None:
+    state = StateRecord(DEAD, 0, 7, NEVER, NEVER, NO_TOKEN)
+    with DelayQueue.open_or_create(memory_store, LOG) as queue:
+        queue.enqueue(b"a")
+        stray(memory_store, Message(state_body(state), id_key(STATE, 2)))
+        queue.enqueue(b"b")
+
+    with DelayQueue.open(memory_store, LOG) as queue:
+        assert [(item.value, item.deliveries) for item in queue.dequeue(2)] == [(b"a", 1), (b"b", 1)]
 
 
 def test_idle_broker_writes_what_records_of_others_displace(memory_store: MemoryStore) -> None:

@@ -23,7 +23,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
 
-from .copies import FEW, NOW
+from .copying import FEW, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -467,8 +467,6 @@ def _take_item(key: bytes, body: bytes | None, offset: int, tail: _Tail, meta: M
         else:
             header = value_header(body, meta.created_ms, "")
             tail.values[item_id] = _Value(offset, len(body) - header.length, header)
-            # What another record said before of an item of this id was no state of it, or is followed by another.
-            tail.states.pop(item_id, None)
     except CorruptError:
         # It was read as it was written, and no queue wrote it.
         return False
