@@ -104,7 +104,7 @@ sys.meta_path.insert(0, Missing())
         (["uvicorn"], "import wal3_core.cli.queue_serving", "queue"),
     ],
 )
-def test_missing_extra_is_an_error_that_names_the_command_which_installs_its_packages(
+def test_missing_extra_is_an_error_that_names_the_command_to_install_it(
     missing: list[str], code: str, extra: str
 ) -> None:
     ended = subprocess.run(

@@ -117,7 +117,7 @@ def test_reader_and_consumer_that_were_told_of_a_restore_are_told_again(memory_s
                 reader.recv(DEADLINE_S)
 
 
-def test_new_reader_gets_what_a_restored_log_holds_also_at_the_generation_that_others_have_seen(
+def test_new_reader_gets_what_a_restored_log_holds_also_at_a_generation_seen(
     memory_store: MemoryStore,
 ) -> None:
     append(memory_store, 5, "common")

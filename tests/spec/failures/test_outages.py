@@ -86,7 +86,7 @@ def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore)
 @pytest.mark.parametrize(
     ("kind", "target"), [("create", "/log/"), ("head", "/log/"), ("replace", "MANIFEST"), ("get", "MANIFEST")]
 )
-def test_request_of_an_append_is_retried_for_the_append_s_timeout_and_not_the_store_s(
+def test_request_of_an_append_is_retried_for_the_append_s_timeout_alone(
     memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
 ) -> None:
     memory_store.url = "s3://bucket?timeout_s=0.1"  # only the timeout is taken from it

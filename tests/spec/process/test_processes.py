@@ -156,7 +156,7 @@ def test_store_in_memory_refuses_every_call_in_the_child_also_opened_again() -> 
     assert in_child(lambda: LogWriter.initialize(open_store("memory:in-the-child"), "a")) == "nothing"
 
 
-def test_dirty_log_and_held_writer_opened_before_a_fork_refuse_every_call_in_the_child(
+def test_dirty_log_and_held_writer_from_before_a_fork_refuse_calls_in_the_child(
     memory_store: MemoryStore,
 ) -> None:
     """Regression: the child waited for markers that only a thread of its parent could have passed on."""
