@@ -18,6 +18,7 @@ TEST_MODULE_LINES_MAX = 500
 CLASS_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 6
+TEST_NAME_LENGTH_MAX = 80
 BANNED_NAMES = {"utils", "helpers", "common", "manager", "data", "info", "misc"}
 DATACLASS_FLAGS = {"frozen", "slots"}
 # Values with an identity that a state machine changes as it goes.
@@ -48,6 +49,13 @@ def test_module_its_classes_and_functions_stay_short() -> None:
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 lines_max = CLASS_LINES_MAX if isinstance(node, ast.ClassDef) else FUNCTION_LINES_MAX
                 assert lines <= lines_max, f"{path}:{node.name}: {lines} lines"
+
+
+def test_name_of_a_test_is_a_short_claim() -> None:
+    for path in EVERYTHING:
+        for function in functions(path):
+            if function.name.startswith("test_"):
+                assert len(function.name) <= TEST_NAME_LENGTH_MAX, f"{path}:{function.name}: {len(function.name)}"
 
 
 def test_module_says_what_it_is_and_is_named_for_it() -> None:

@@ -68,7 +68,7 @@ def _kill(victim: str, daemon: subprocess.Popen[bytes], gate: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["run workers", "daemon", "machine"])
-def test_log_is_collected_after_a_kill_between_announce_and_prune_and_between_prune_and_mark(  # noqa: PLR0913, PLR0917 - fixtures
+def test_log_is_collected_after_a_kill_between_announce_prune_and_mark(  # noqa: PLR0913, PLR0917 - fixtures
     victim: str,
     planned: list[str],
     gate: Path,

@@ -132,7 +132,7 @@ def test_log_that_was_replaced_after_it_was_pruned_or_announced_loses_nothing(
         _assert_whole(fleet, log)
 
 
-def test_range_of_partitions_leaves_out_those_that_discovery_has_removed_and_fails_for_those_that_are_only_gone(
+def test_range_of_partitions_leaves_out_removed_ones_and_fails_for_those_only_gone(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     first, gone, last = known
@@ -184,7 +184,7 @@ def _install(store: ObjectStore, plan: Plan) -> Outcome:
 
 
 @pytest.mark.parametrize("step", [_prune, _delete, _mark, _survey, _merge, _install])
-def test_log_that_is_replaced_at_any_request_of_a_step_fails_it_not_and_loses_nothing(
+def test_log_replaced_at_any_request_of_a_step_fails_it_not_and_loses_nothing(
     memory_store: MemoryStore, step: Callable[[ObjectStore, Plan], Outcome]
 ) -> None:
     place = 1

@@ -71,7 +71,7 @@ def test_ctrl_c_ends_a_soak_whose_records_are_then_checked(local_url: str) -> No
 
 
 @pytest.mark.slow
-def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidence_is_kept(local_url: str) -> None:
+def test_lost_fragment_is_a_finding_with_its_own_exit_code_and_keeps_the_evidence(local_url: str) -> None:
     command = ("exercise", "--soak", "--no-kills", "--logs", "6", "--rate", "60", "--json")
     with Process(local_url).start(*command) as program:
         fragment = await_records(program, Path(local_url.removeprefix("file://")))

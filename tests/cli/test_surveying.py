@@ -433,7 +433,7 @@ def test_damaged_cursor_is_reported_and_the_others_are_shown(
     assert "1 unreadable: cursor/second.json: " in result.stderr
 
 
-def test_cursors_of_subscriptions_and_of_consumers_by_key_say_what_they_have_beside_their_position(
+def test_cursors_of_subscriptions_and_consumers_by_key_say_what_else_they_have(
     wal3: Command,
 ) -> None:
     store = open_store(wal3.url)

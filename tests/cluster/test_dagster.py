@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_its_configuration(
+def test_dagster_maintains_logs_on_a_cluster_whose_configuration_gives_the_library(
     machines: Machines, store: ObjectStore, tmp_path: Path
 ) -> None:
     prepare(store, "verify", "delete", "compact", "roll_up")

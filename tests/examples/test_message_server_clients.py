@@ -93,7 +93,7 @@ class StalledSocket:
 
 
 @pytest.mark.slow
-def test_messages_for_a_client_that_takes_none_stay_in_the_feed_and_it_is_disconnected(
+def test_client_that_takes_no_messages_is_disconnected_and_they_stay_in_the_feed(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "SEND_S_MAX", 0.5)
@@ -134,7 +134,7 @@ async def receive(follower: Follower, number: int) -> list[Received]:
 
 
 @pytest.mark.slow
-def test_message_that_an_earlier_connection_has_published_is_known_and_that_connection_ends(
+def test_message_published_by_an_earlier_connection_is_known_and_that_one_ends(
     shared: ServerProcess,
 ) -> None:
     async def run() -> None:

@@ -19,7 +19,7 @@ from tests.spec.compaction.test_compaction_symptoms import (
     test_tombstone_stays_for_its_retention_after_the_first_pass as retention,
 )
 from tests.spec.compaction.test_key_compaction import (
-    test_tombstones_at_the_end_of_a_log_go_but_for_the_last_and_that_one_once_a_record_is_behind_it as at_the_end,
+    test_tombstones_at_the_end_go_but_for_the_last_and_that_once_one_is_behind_it as at_the_end,
 )
 from tests.spec.damage.test_damage_on_the_way import (
     test_key_rollup_that_was_read_damaged_is_never_deleted as damaged_on_the_way,

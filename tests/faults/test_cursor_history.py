@@ -62,7 +62,7 @@ def test_move_reported_as_done_landed_while_it_lasted_and_on_the_version_it_saw(
         check([ONE, TWO, THREE], move(None, ONE), move(ONE, TWO, until=2), move(ONE, THREE, since=1, until=3))
 
 
-def test_version_that_landed_on_another_than_it_was_sent_for_is_found_whatever_was_reported() -> None:
+def test_version_on_another_than_it_was_sent_for_is_found_whatever_was_reported() -> None:
     late = move(ONE, THREE, until=None, outcome="pending")
     check([ONE, THREE], move(None, ONE), late)
 
@@ -77,7 +77,7 @@ def test_version_that_no_call_sent_and_one_that_comes_back_are_found() -> None:
         check([ONE, TWO, ONE, TWO], move(None, ONE), move(ONE, TWO, until=2))
 
 
-def test_conflict_needs_another_version_in_the_way_and_an_unanswered_request_if_it_was_applied() -> None:
+def test_conflict_needs_another_version_in_the_way_and_if_applied_a_lost_answer() -> None:
     check([ONE], move(None, ONE), move(None, TWO, outcome="conflict"))
     unanswered = move(ONE, TWO, since=1, until=3, outcome="conflict", ambiguous=True)
     check([ONE, TWO, THREE], move(None, ONE), unanswered, move(TWO, THREE, since=2, until=3))

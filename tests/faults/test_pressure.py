@@ -14,7 +14,7 @@ SEEDS = 10
 
 
 @pytest.mark.slow
-def test_refused_append_is_never_in_the_log_and_a_log_that_is_caught_up_is_accepted_again() -> None:
+def test_refused_append_is_never_in_the_log_and_a_log_caught_up_accepts_again() -> None:
     fired: Counter[str] = Counter()
     for seed in range(SEEDS):
         story = Story(seed, cast=pressed_cast(random.Random(seed)), end=check_lifted)

@@ -17,7 +17,7 @@ HAPPENED = {"enqueue", "lease again", "lease ended", "release", "requeue", "chec
 
 
 @pytest.mark.slow
-def test_what_a_queue_has_answered_is_in_its_log_and_is_true_whatever_happens_to_its_brokers() -> None:
+def test_answers_of_a_queue_are_in_its_log_and_true_whatever_befalls_its_brokers() -> None:
     happened: Counter[str] = Counter()
     for seed in range(SEEDS):
         story = queue_story(seed)

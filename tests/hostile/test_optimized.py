@@ -51,7 +51,7 @@ def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.repeat
-def test_damage_is_an_error_and_the_specification_holds_without_the_library_s_asserts() -> None:
+def test_damage_is_an_error_and_the_specification_holds_without_asserts() -> None:
     """INV-9."""
     ended = optimized(*FILES)
 

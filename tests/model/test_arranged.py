@@ -117,7 +117,7 @@ def test_large_fragment_has_no_more_groups_than_its_footer_may_hold() -> None:
     assert decoded(data, pointer) == decoded(*fragment(messages))
 
 
-def test_same_records_are_the_same_bytes_and_are_refused_by_versions_that_know_one_order() -> None:
+def test_same_records_are_the_same_bytes_and_refused_by_versions_of_one_order() -> None:
     messages: list[Message] = [(b"b", b"1"), (None, b"2"), (b"a", None), (b"b", b"3")]
     data, pointer = arranged(messages)
 

@@ -18,7 +18,7 @@ PASSES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_siz
 
 
 @given(PASSES, st.integers(0, 1000), st.integers(0, 100))
-def test_tombstone_expires_a_retention_after_the_first_pass_above_it_and_never_before(
+def test_tombstone_expires_a_retention_after_the_first_pass_above_it_never_before(
     passes: list[tuple[int, int]], now_s: int, retention_s: int
 ) -> None:
     """INV-43."""

@@ -36,7 +36,7 @@ def test_every_public_error_is_covered() -> None:
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 @pytest.mark.parametrize("kind", sorted(set(kinds()), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
-def test_error_that_is_copied_or_sent_to_another_process_keeps_its_message_and_attributes(
+def test_copied_or_sent_error_keeps_its_message_and_attributes(
     kind: type[LogError], again: Callable[[LogError], LogError]
 ) -> None:
     """A reader's error about a missing object could not be unpickled, and its pool hung."""

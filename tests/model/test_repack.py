@@ -247,7 +247,7 @@ def test_leaves_of_compacted_fragments_are_joined_and_their_parents_too() -> Non
     assert [len(leaves) for leaves in tree.sizes()] == [6, 6]
 
 
-def test_node_cut_by_a_collection_is_joined_with_its_neighbour_when_they_fit_together() -> None:
+def test_node_cut_by_a_collection_is_joined_with_a_neighbour_that_fits() -> None:
     tree = Tree()
     tree.node([4, 4, 4, 4, 3])
     tree.node([1, 4])

@@ -105,6 +105,15 @@ def await_runs(gate: Path, logs: Sequence[str]) -> None:
     eventually(lambda: sorted(phases - {each.name.partition(".")[0] for each in gate.iterdir()}))
 
 
+def start_all(gate: Path, start: Start, jobs: Mapping[str, str], *, times: int = 1) -> list[BaseProcess]:
+    """Start each log's job some times; the next one's when one of these waits at the gate."""
+    processes = []
+    for log, job in jobs.items():
+        processes += [start(job, log) for _ in range(times)]
+        await_runs(gate, [log])
+    return processes
+
+
 def running(instance: DagsterInstance) -> list[DagsterRun]:
     return list(instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED])))
 

@@ -84,7 +84,7 @@ def test_run_that_is_executed_again_is_the_same_attempt(memory: DagsterInstance,
 
 
 @pytest.mark.usefixtures("at_once")
-def test_attempt_follows_the_last_one_although_an_earlier_one_was_executed_again_in_vain(
+def test_attempt_follows_the_last_one_although_an_earlier_one_was_repeated(
     memory: DagsterInstance,
 ) -> None:
     for end in ("", "/attempt 2", ""):

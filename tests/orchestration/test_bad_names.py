@@ -93,7 +93,7 @@ def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
 
 
 @pytest.mark.slow
-def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_its_check(
+def test_good_log_is_planned_and_pruned_and_a_bad_name_fails_its_check(
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:
     planned = run("garbage_plan_job", BOTH)

@@ -144,7 +144,7 @@ def test_runbook_with_an_address_is_a_link(
 
 
 @pytest.mark.slow
-def test_refused_plan_is_shown_with_its_next_command_and_ends_the_run_with_a_sentence(
+def test_refused_plan_shows_its_next_command_and_ends_the_run_with_a_sentence(
     orders: str, fleet: ObjectStore, run: Run
 ) -> None:
     CursorStore(fleet, orders).init("reader", LogPosition(36, 0))

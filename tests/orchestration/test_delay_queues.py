@@ -191,7 +191,7 @@ def test_damaged_queue_fails_the_sweep_and_hides_no_other(
 
 
 @pytest.mark.slow
-def test_tick_observes_each_queue_and_asks_for_a_run_only_when_a_check_says_something_else(
+def test_tick_observes_each_queue_and_asks_for_a_run_only_when_a_check_changes(
     fleet: ObjectStore, instance: DagsterInstance, write: Write, run: Run, sensor: Sensor
 ) -> None:
     write("plain")

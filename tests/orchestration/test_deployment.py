@@ -245,7 +245,7 @@ def test_compose_file_is_accepted_by_docker(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not _can("kubectl", "version", "--client"), reason="needs kubectl: apt-get install kubernetes-client"
 )
-def test_kubernetes_files_are_accepted_by_kubectl_and_the_secret_holds_the_values_as_given(tmp_path: Path) -> None:
+def test_kubernetes_files_are_accepted_and_the_secret_holds_the_values_as_given(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     CliRunner().invoke(main, ["init", str(folder), "--store", "s3://bucket/prefix?region=us-east-1", "--kubernetes"])
     (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["kubernetes.yaml"]}))

@@ -56,7 +56,7 @@ def sensor(instance: DagsterInstance, fleet: ObjectStore) -> Sensor:
     return made
 
 
-def test_marked_logs_get_their_maintenance_and_no_others_and_are_forgotten_a_tick_later(
+def test_marked_logs_alone_get_maintenance_and_are_forgotten_a_tick_later(
     sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     for log in ("quiet", "other"):
@@ -259,7 +259,7 @@ def test_dirty_log_of_a_quiet_fleet_is_collected_and_left_alone(sensor: Sensor, 
     assert len(sensor.maintained) == before
 
 
-def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later_and_not_recorded_until_then(
+def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later(
     sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: each look asked for the run that had failed, which Dagster starts once, and recorded that again."""

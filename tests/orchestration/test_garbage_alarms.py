@@ -80,7 +80,7 @@ def test_alarm_for_a_cursor_that_does_not_move_while_the_log_grows(
     assert (warning is not None) is sounds
 
 
-def test_cursor_of_a_queue_may_stay_where_its_checkpoint_is_and_another_of_that_name_may_not(
+def test_cursor_of_a_queue_may_stay_at_its_checkpoint_and_others_of_the_name_not(
     memory_store: ObjectStore,
 ) -> None:
     with DelayQueue.open_or_create(memory_store, "q") as queue:
@@ -193,7 +193,7 @@ def test_alarm_for_planned_garbage_that_is_never_pruned(
 
 
 @pytest.mark.slow
-def test_garbage_of_the_log_before_does_not_count_against_a_log_that_was_created_again(
+def test_garbage_of_the_log_before_does_not_count_against_a_log_created_again(
     known: list[str], fleet: ObjectStore, run: Run, write: Write
 ) -> None:
     """Regression: both begin with fragment 1, so the new log's garbage was said to wait since the old one's did."""

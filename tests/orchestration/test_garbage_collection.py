@@ -371,7 +371,7 @@ def test_many_logs_go_through_the_same_steps_on_spark(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
-def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
+def test_schedules_request_the_fleet_in_one_run_and_only_the_daily_one_collects(
     known: list[str], instance: DagsterInstance
 ) -> None:
     with build_schedule_context(instance) as context:

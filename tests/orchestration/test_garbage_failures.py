@@ -90,7 +90,7 @@ class _Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_is_continued_when_executed_again(
+def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_continues(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: what had been deleted was recorded nowhere. Dagster's own retries execute a run again like this."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.interrupting import (
-    await_runs,
     cancel,
     fleet,
     gate,
@@ -21,6 +20,7 @@ from tests.orchestration.interrupting import (
     kill,
     running,
     start,
+    start_all,
 )
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, scrub
@@ -130,8 +130,7 @@ def test_next_run_completes_a_run_cancelled_in_any_phase(
 def test_next_run_completes_a_run_killed_in_any_phase(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
-    processes = [start(_job(log), log) for log in logs]
-    await_runs(gate, logs)
+    processes = start_all(gate, start, {log: _job(log) for log in logs})
 
     kill(gate, processes, instance)
     _finish(run, logs)
@@ -145,8 +144,7 @@ def test_next_run_completes_a_run_killed_in_any_phase(
 def test_run_that_continues_after_being_marked_failed_does_no_harm(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
-    zombies = [start(_job(log), log) for log in logs]
-    await_runs(gate, logs)
+    zombies = start_all(gate, start, {log: _job(log) for log in logs})
     for still in running(instance):
         instance.report_run_failed(still)
 
@@ -169,8 +167,7 @@ def test_two_concurrent_runs_in_any_phase_give_the_result_of_one(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run
 ) -> None:
     # The second run prunes for the first, which stopped after its announcement, and so never stops there itself.
-    processes = [start(_job(log), log) for log in logs for _ in range(2)]
-    await_runs(gate, logs)
+    processes = start_all(gate, start, {log: _job(log) for log in logs}, times=2)
 
     (gate / "open").touch()
     for process in processes:

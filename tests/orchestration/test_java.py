@@ -80,7 +80,7 @@ def test_java_is_judged_by_its_version(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
-def test_run_that_needs_spark_fails_at_once_and_says_how_to_install_java_and_when_spark_is_used(
+def test_run_that_needs_spark_fails_at_once_and_says_how_to_install_java(
     instance: DagsterInstance, write: Write, tmp_path: Path
 ) -> None:
     write("alpha")

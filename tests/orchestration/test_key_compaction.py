@@ -268,7 +268,7 @@ def test_sealed_log_is_compacted(five: list[str], fleet: ObjectStore, run: Run) 
 
 
 @pytest.mark.slow
-def test_run_executed_again_from_its_failed_step_installs_what_the_failed_one_has_merged(
+def test_run_executed_again_from_its_failed_step_installs_what_was_merged(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it succeeded, and installed nothing. Also when it fails once more."""

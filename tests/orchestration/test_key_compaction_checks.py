@@ -155,7 +155,7 @@ def test_pass_whose_setsums_do_not_add_up_is_not_installed(
     assert two
 
 
-def test_overdue_log_and_one_that_a_cursor_holds_back_are_warned_about_with_what_to_do(
+def test_overdue_and_held_back_logs_are_warned_about_with_what_to_do(
     two: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outline = KeyCompactor.outline

@@ -180,7 +180,7 @@ def test_store_unreachable_for_some_ticks_keeps_its_state(
 
 
 @pytest.mark.slow
-def test_run_waits_for_a_silent_store_as_long_as_its_url_says_and_a_tick_only_as_long_as_it_has(
+def test_run_waits_for_a_silent_store_as_its_url_says_a_tick_as_it_has_time(
     tick: Tick, known: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a run that began while the store did not answer failed within a minute, after all its retries."""

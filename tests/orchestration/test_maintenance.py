@@ -100,7 +100,7 @@ def test_log_that_cannot_be_planned_has_its_snapshots_compacted_and_the_run_fail
     assert _num_snapshots(fleet, "gamma") < before
 
 
-def test_sweep_records_the_logs_to_which_something_was_done_and_why_and_says_what_it_did(
+def test_sweep_records_the_logs_to_which_something_was_done_and_why(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     _claim(fleet, "alpha")
@@ -143,7 +143,7 @@ def test_nothing_to_do_is_recorded_only_of_a_log_that_was_left_with_something_to
     assert recorded == [set(), set(known), set(), set(known), set()]
 
 
-def test_sweep_of_some_logs_repeats_a_passed_check_only_after_hours_and_a_failed_one_always(
+def test_sweep_of_some_logs_repeats_passed_checks_after_hours_and_failed_ones(
     known: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _claim(fleet, *known)

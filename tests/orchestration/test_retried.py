@@ -32,7 +32,7 @@ def _metadata(result: ExecuteInProcessResult) -> dict[str | None, dict[str, Any]
 
 
 @pytest.mark.spark
-def test_failed_tasks_of_a_verification_are_shown_by_its_logs_their_check_and_the_sweep(
+def test_failed_verification_tasks_are_shown_by_logs_check_and_sweep(
     known: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_first_attempts_fail(monkeypatch, verify, "verify_task")

@@ -50,7 +50,7 @@ def logs(instance: DagsterInstance, write: Write, fleet: ObjectStore) -> list[st
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sliced")
-def test_sweep_in_slices_finds_the_damaged_and_the_gone_in_any_slice_and_does_the_others(
+def test_sweep_in_slices_finds_the_damaged_and_the_gone_and_does_the_others(
     logs: list[str], run: Run, instance: DagsterInstance, fleet: ObjectStore
 ) -> None:
     gone, damaged = [logs[1], logs[13]], [logs[5], logs[23]]
@@ -131,7 +131,7 @@ def _found_alive() -> list[Outcome | Verdict]:
 
 
 @pytest.mark.usefixtures("sliced")
-def test_slice_knows_how_many_logs_its_step_has_so_that_all_slices_are_done_in_the_same_way() -> None:
+def test_slice_knows_how_many_logs_its_step_has_so_all_are_done_the_same_way() -> None:
     """Regression: with spark_logs_min above the size of a slice, Spark was never used."""
     names = [f"log-{number}" for number in range(10)]
     whole = work.Work(scope=Scope(), context=build_op_context(), asset="manifest", logs=names, swept=True)

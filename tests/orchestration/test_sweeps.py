@@ -224,7 +224,7 @@ def test_few_logs_get_runs_of_their_own_under_their_partitions() -> None:
     assert request_maintenance(SCOPE, [], "7 to 9") == []
 
 
-def test_small_store_is_looked_at_by_each_tick_and_a_large_one_in_slices_and_then_rests() -> None:
+def test_small_store_is_looked_at_by_each_tick_and_a_large_one_in_slices() -> None:
     logs = [f"log-{number:05}" for number in range(2 * LOGS_PER_TICK_MAX + 1)]
     small = Pace().step(logs[:QUICK_LOGS_MAX])
 

@@ -82,7 +82,7 @@ class _Slow:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("request_slow", [ONE, SWEEP], ids=["chosen", "sweep"])
-def test_run_that_verified_an_earlier_pass_does_not_replace_what_a_faster_one_has_found_of_a_later(
+def test_run_that_verified_an_earlier_pass_does_not_replace_a_later_verdict(
     keyed: list[str],
     fleet: ObjectStore,
     run: Run,
@@ -114,7 +114,7 @@ def test_run_that_verified_an_earlier_pass_does_not_replace_what_a_faster_one_ha
 
 
 @pytest.mark.slow
-def test_what_a_run_of_chosen_logs_has_found_bad_stands_although_it_dies_before_its_end(
+def test_what_a_run_of_chosen_logs_found_bad_stands_although_it_dies(
     keyed: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it was recorded at the end of the step; without it, what the pass had replaced was deleted."""
@@ -173,7 +173,7 @@ def test_no_pass_is_made_over_one_that_does_not_hold(
 
 
 @pytest.mark.slow
-def test_what_a_pass_replaced_stays_if_the_pass_is_found_bad_while_another_log_is_deleted(
+def test_what_a_pass_replaced_stays_if_it_is_found_bad_during_a_deletion(
     keyed: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a deletion asked once for a thousand logs what had been found of each."""
@@ -263,7 +263,7 @@ class _Killed(BaseException):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swept", [False, True], ids=["chosen", "sweep"])
-def test_verification_that_read_a_log_before_it_was_damaged_does_not_turn_the_check_green(
+def test_verification_read_before_the_damage_does_not_turn_the_check_green(
     known: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch, *, swept: bool
 ) -> None:
     scrub_log, log = verification.scrub_log, known[0]

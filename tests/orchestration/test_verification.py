@@ -135,7 +135,7 @@ def test_damaged_fragment_fails_only_its_log_and_stops_downstream_assets(
 
 
 @pytest.mark.slow
-def test_log_damaged_after_it_was_found_sound_fails_the_check_until_it_is_sound_again(
+def test_log_damaged_after_it_was_sound_fails_the_check_until_it_is_sound_again(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
     whole = run_request(known[0], known[-1])

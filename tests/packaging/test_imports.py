@@ -107,7 +107,7 @@ SERVE = "from wal3_core.cli.program import cli; cli(['queue', 'serve'])"
         (["uvicorn"], SERVE, "queue"),
     ],
 )
-def test_missing_extra_is_an_error_that_names_the_command_which_installs_its_packages(
+def test_missing_extra_is_an_error_that_names_the_command_to_install_it(
     missing: list[str], code: str, extra: str
 ) -> None:
     ended = subprocess.run(

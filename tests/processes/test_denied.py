@@ -47,7 +47,7 @@ def phase(journal: Journal, writer: LogWriter, name: str, *, count: int = 1) -> 
         (Fault.FULL, "MANIFEST", "unknown"),
     ],
 )
-def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_when_it_is_healed(
+def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_once_healed(
     proxied_url: str, proxy: FaultProxy, journals: Path, fault: Fault, target: str, outcome: str
 ) -> None:
     store, journal = open_store(proxied_url), Journal(journals / "only")
@@ -141,7 +141,7 @@ def set_mode(root: Path, mode: int) -> None:
 
 
 @pytest.mark.slow
-def test_read_only_directory_is_reported_and_the_writer_continues_when_it_is_writable(
+def test_read_only_directory_is_reported_and_the_writer_continues_once_writable(
     reachable_root: Path,
 ) -> None:
     folder, journals = reachable_root / "store", reachable_root / "journals"
@@ -185,7 +185,7 @@ def in_small_file_system(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_full_and_read_only_disks_are_reported_and_the_writer_continues_when_there_is_space(
+def test_full_and_read_only_disks_are_reported_and_the_writer_continues_with_space(
     tmp_path: Path, journals: Path
 ) -> None:
     mounted = tmp_path / "mounted"

@@ -24,7 +24,7 @@ ANSWER_S_MAX = 60
 
 
 @pytest.mark.slow
-def test_no_line_of_a_slow_stream_is_missing_or_out_of_order_after_refused_connections(
+def test_slow_stream_misses_no_line_and_keeps_order_after_refused_connections(
     proxied_url: str, proxy: FaultProxy
 ) -> None:
     """Regression: the log held lines 26 and 28, and line 28 came before line 27 when that was appended again."""

@@ -137,7 +137,7 @@ def items(queue: DelayQueue) -> list[ItemStats]:
 
 @pytest.mark.parametrize("behind_checkpoint", [True, False])
 @pytest.mark.parametrize("num_more", [1, 5000], ids=["recent", "in arrays"])
-def test_what_records_of_others_displace_is_written_again_before_key_compaction_drops_it(
+def test_what_others_records_displace_is_written_again_before_compaction_drops_it(
     memory_store: MemoryStore, *, behind_checkpoint: bool, num_more: int
 ) -> None:
     """Regression: the value of an item could never be read, and its count of deliveries began again."""

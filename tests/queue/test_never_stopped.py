@@ -172,7 +172,7 @@ _COLLECTED = {
 }
 
 
-def test_those_who_wait_are_served_in_their_order_though_records_of_others_come_between(
+def test_those_who_wait_are_served_in_order_though_records_of_others_come_between(
     memory_store: MemoryStore,
 ) -> None:
     with DelayQueue.open_or_create(memory_store, LOG) as queue:

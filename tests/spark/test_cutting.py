@@ -70,9 +70,7 @@ def test_cuts_equal_those_of_one_list_of_all_fragments(long_log: MemoryStore, co
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])
-def test_plan_opens_the_snapshots_that_a_task_begins_in_and_holds_no_pointer_for_each_fragment(
-    long_log: MemoryStore, count: int
-) -> None:
+def test_plan_opens_the_snapshots_a_task_begins_in_and_holds_no_pointers(long_log: MemoryStore, count: int) -> None:
     """The driver once loaded every snapshot and held every fragment's pointer."""
     store = CountingStore(long_log)
 

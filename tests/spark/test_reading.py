@@ -148,7 +148,7 @@ def test_records_dropped_between_planning_and_reading_are_an_error(
     assert 25 not in offsets(again, planned(again))
 
 
-def test_fragments_that_became_one_since_the_planning_are_read_where_nothing_was_dropped(
+def test_fragments_that_became_one_since_planning_are_read_if_nothing_was_dropped(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=6)

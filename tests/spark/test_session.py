@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parent / "plain_session.py"
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.repeat
-def test_plain_session_in_an_environment_that_is_not_activated_reads_and_compacts_local_and_s3_logs(
+def test_plain_session_without_activation_reads_and_compacts_local_and_s3_logs(
     local_url: str, s3_url: str, tmp_path: Path
 ) -> None:
     for url in (local_url, s3_url):

@@ -134,7 +134,7 @@ def test_write_with_a_number_is_made_once_however_many_came_between(local_url: s
     assert written == [*(b"first %d" % number for number in range(20)), b"second 0"]
 
 
-def test_repeated_write_whose_rows_move_to_another_log_is_refused_where_routes_are_noted(
+def test_repeated_write_whose_rows_move_to_another_log_is_refused_where_noted(
     local_url: str, local_store: ObjectStore
 ) -> None:
     named = {"writer": "nightly", "write_id": "monday", "routes": "routes"}
@@ -154,7 +154,7 @@ def test_repeated_write_whose_rows_move_to_another_log_is_refused_where_routes_a
     assert LogReader.open(local_store, "c").manifest().next.position.offset == 1
 
 
-def test_batch_of_a_driver_thought_dead_that_goes_to_other_logs_is_refused_where_routes_are_noted(
+def test_batch_of_a_driver_thought_dead_to_other_logs_is_refused_where_noted(
     local_url: str, local_store: ObjectStore
 ) -> None:
     zombie = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier", routes="routes"))

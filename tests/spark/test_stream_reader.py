@@ -230,7 +230,7 @@ def test_stream_of_a_sealed_log_goes_on_in_its_successor(local_url: str, local_s
     assert query.batch() == []
 
 
-def test_successor_is_read_also_when_the_log_before_it_is_gone_and_only_what_is_there_is_taken(
+def test_successor_is_read_from_what_is_there_also_when_the_log_before_is_gone(
     local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=1)

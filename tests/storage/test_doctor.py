@@ -276,7 +276,7 @@ def test_store_that_folds_case_is_detected() -> None:
     assert failed(CaseFoldingStore()) == {"names that differ in case are two objects"}
 
 
-def test_store_that_limits_the_writes_of_one_object_is_sound_and_its_rate_is_reported() -> None:
+def test_store_that_limits_writes_of_one_object_is_sound_and_its_rate_reported() -> None:
     """It was once said to break promises, and to expect unquoted ETags. The library waits, and so does this."""
     report = examine(LimitedStore())
 

@@ -134,7 +134,7 @@ def test_slow_down_on_a_read_is_seen_and_the_read_is_sent_once(
 
 
 @pytest.mark.slow
-def test_appends_through_bursts_of_slow_down_are_in_the_log_once_and_no_put_is_repeated_by_the_throttle(
+def test_appends_through_bursts_of_slow_down_are_there_once_and_no_put_is_repeated(
     url: str, proxy: FaultProxy, runtime: ThreadRuntime
 ) -> None:
     store = open_store(f"{url}&writes_per_s=200&reads_per_s=200", runtime=runtime)

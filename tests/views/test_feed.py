@@ -80,7 +80,7 @@ def test_topic_is_text_of_a_bounded_size(memory_store: MemoryStore, topic: str) 
         writer.publish(topic, 1)
 
 
-def test_publisher_that_is_too_fast_is_told_at_once_or_waits_and_the_message_is_in_no_log(
+def test_publisher_that_is_too_fast_learns_it_or_waits_and_no_log_has_the_message(
     memory_store: MemoryStore,
 ) -> None:
     store, answers = FaultyStore(memory_store), threading.Event()
@@ -140,7 +140,7 @@ def test_time_may_be_a_datetime_of_any_time_zone_but_not_of_none(clocked: Memory
         reader.recv_as_of(at.replace(tzinfo=None))
 
 
-def test_reader_that_waits_for_a_later_time_resumes_waiting_for_it_and_passes_what_is_earlier() -> None:
+def test_reader_that_waits_for_a_later_time_resumes_waiting_and_passes_earlier() -> None:
     store, clock = published_at([(10, "a")])
     reader = FeedReader.open(store, "f", start=AtTime(NOON_US + 30_000_000), runtime=clock)
     assert reader.recv(0) is None
@@ -191,7 +191,7 @@ def test_time_is_found_with_few_fragments_however_long_the_log() -> None:
 # ---------------------------------------------------------------------- places
 
 
-def test_position_continues_right_after_the_last_message_also_among_messages_of_one_time(clocked: MemoryStore) -> None:
+def test_position_continues_after_the_last_message_also_among_those_of_one_time(clocked: MemoryStore) -> None:
     reader = FeedReader.open(clocked, "f")
     tokens = [reader.position]
     while (message := reader.recv(0)) is not None:
@@ -384,7 +384,7 @@ def test_message_collected_before_it_was_received_is_an_error_each_time(memory_s
     assert beginning.offset == 30
 
 
-def test_manifest_that_was_restored_to_an_older_version_is_an_error_and_not_a_wait_for_ever(
+def test_manifest_restored_to_an_older_version_is_an_error_not_an_endless_wait(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, range(3))

@@ -84,7 +84,7 @@ def test_reader_and_subscription_are_iterated_to_the_end_of_a_sealed_log(memory_
 
 
 @pytest.mark.parametrize("follow", [FeedReader.open, FeedSubscription.open])
-def test_call_that_was_cancelled_while_it_waited_loses_no_message_and_the_next_one_is_woken_at_once(
+def test_call_cancelled_while_it_waited_loses_no_message_and_wakes_the_next_one(
     memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
 ) -> None:
     published(memory_store, [0])

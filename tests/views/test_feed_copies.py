@@ -38,7 +38,7 @@ def test_copy_has_the_subscription_and_acknowledges_nothing_behind_its_end(memor
 
 
 @pytest.mark.parametrize(("before", "after"), [(UNPINNED, AT_ONCE), (AT_ONCE, UNPINNED), (AT_ONCE, AT_ONCE)])
-def test_updated_copy_has_the_subscription_of_now_and_no_acknowledgement_for_an_earlier_one_of_that_name(
+def test_updated_copy_has_the_subscription_of_now_without_earlier_acknowledgements(
     memory_store: MemoryStore, before: SubscriptionOptions, after: SubscriptionOptions
 ) -> None:
     published(memory_store, range(1, 6))

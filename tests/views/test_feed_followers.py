@@ -72,7 +72,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 @pytest.mark.slow
-def test_followers_get_every_message_in_order_while_others_are_slow_or_leave_or_are_interrupted(
+def test_followers_get_every_message_in_order_while_others_are_slow_or_leave(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recent, "RECORDS_MAX", 7)
@@ -162,7 +162,7 @@ def test_time_to_wait_is_kept_while_the_store_hangs_and_nothing_is_missed_then(
     assert found.message == 1
 
 
-def test_end_of_a_sealed_log_names_the_successor_and_the_place_there_where_the_feed_goes_on(
+def test_end_of_a_sealed_log_names_the_successor_and_where_the_feed_goes_on(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1, 2])
@@ -192,7 +192,7 @@ def test_end_of_a_sealed_log_names_the_successor_and_the_place_there_where_the_f
     assert messages([item for item in [onwards.recv(0)] if item is not None]) == [3]
 
 
-def test_messages_of_a_successor_that_were_collected_before_the_feed_went_on_there_are_not_skipped(
+def test_messages_of_a_successor_collected_before_the_feed_came_are_not_skipped(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1])
@@ -278,7 +278,7 @@ def test_thread_that_waits_is_woken_when_its_follower_is_closed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
-def test_thread_that_waits_for_a_store_that_hangs_is_woken_when_its_follower_is_closed(
+def test_thread_waiting_for_a_store_that_hangs_wakes_when_its_follower_closes(
     memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
 ) -> None:
     published(memory_store, [0])
@@ -353,7 +353,7 @@ def test_fragments_that_followers_share_are_bounded_by_their_decoded_bytes(
 
 
 @pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
-def test_call_that_does_not_wait_gives_what_was_published_before_it_also_behind_an_earlier_look(
+def test_call_that_does_not_wait_gives_what_was_published_before_it(
     memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
 ) -> None:
     published(memory_store, [0, 1, 2])

@@ -79,7 +79,7 @@ def test_gap_leaves_out_what_is_acknowledged(memory_store: MemoryStore) -> None:
     assert messages(taken(opened(memory_store, UNPINNED))) == [(1, 5), (10, 20), *range(20, 30)]
 
 
-def test_gap_is_not_acknowledged_by_a_message_that_was_delivered_at_its_offset_before(
+def test_gap_is_not_acknowledged_by_a_message_delivered_at_its_offset_before(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, range(1, 30))
@@ -106,7 +106,7 @@ def test_gap_is_not_acknowledged_by_a_message_that_was_delivered_at_its_offset_b
     assert subscription.floor == 20
 
 
-def test_messages_that_a_running_subscription_did_not_read_before_they_were_collected_are_a_gap(
+def test_messages_a_running_subscription_did_not_read_before_collection_are_a_gap(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1])
@@ -119,7 +119,7 @@ def test_messages_that_a_running_subscription_did_not_read_before_they_were_coll
 
 
 @pytest.mark.parametrize("options", [AT_ONCE, UNPINNED])
-def test_what_another_process_has_acknowledged_may_be_collected_before_this_one_has_read_it(
+def test_what_another_process_acknowledged_may_be_collected_before_it_is_read_here(
     memory_store: MemoryStore, options: SubscriptionOptions
 ) -> None:
     published(memory_store, range(1, 30))
@@ -156,7 +156,7 @@ def test_subscription_that_does_not_pin_is_no_claim_and_no_fault(memory_store: M
     assert measure(memory_store, "f", unprocessed_max=1000, runtime=runtime, whole=True).consumer is None
 
 
-def test_subscription_that_does_not_pin_gets_a_gap_for_messages_that_were_compacted_away(
+def test_unpinned_subscription_gets_a_gap_for_messages_compacted_away(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, range(1, 8))

@@ -102,7 +102,7 @@ def test_message_that_is_in_progress_is_delivered_again_only_when_its_time_is_ov
     assert simulated(work) == 90
 
 
-def test_what_was_delivered_again_or_is_done_is_not_put_off_by_those_who_had_it_before(
+def test_what_was_redelivered_or_is_done_is_not_put_off_by_those_who_had_it(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, ["a", "b"])
@@ -121,7 +121,7 @@ def test_what_was_delivered_again_or_is_done_is_not_put_off_by_those_who_had_it_
         subscription.nak(replace(first, offset=99))
 
 
-def test_messages_put_off_by_any_delays_come_in_the_order_of_these_and_take_no_memory() -> None:
+def test_messages_put_off_come_in_the_order_of_their_delays_and_take_no_memory() -> None:
     def work(store: MemoryStore, process: SimProcess) -> tuple[list[object], int]:
         with FeedWriter.open_or_initialize(store, "f", runtime=process) as writer:
             for number in range(20):
@@ -181,9 +181,7 @@ def test_counts_of_two_processes_are_united(memory_store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_message_that_ends_each_process_becomes_a_dead_letter_and_the_others_are_delivered(
-    memory_store: MemoryStore, at: int
-) -> None:
+def test_message_that_ends_each_process_becomes_a_dead_letter(memory_store: MemoryStore, at: int) -> None:
     """Processes die before anything but what a delivery needs is saved."""
     published(memory_store, range(3))
     options = replace(BY_HAND, max_deliveries=3)
@@ -246,7 +244,7 @@ def test_single_delivery_is_not_used_up_by_a_process_that_died_at_another_messag
 # ---------------------------------------------------------------------- dead letters
 
 
-def test_message_that_was_delivered_as_often_as_it_may_is_a_dead_letter_until_it_is_acknowledged(
+def test_message_delivered_as_often_as_it_may_is_a_dead_letter_until_acknowledged(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, ["a", "b", "c"])
@@ -331,7 +329,7 @@ def test_messages_beyond_the_largest_number_of_dead_letters_are_delivered_on(
     assert len(subscription.dead_letters()) == 2
 
 
-def test_dead_letter_that_another_process_redelivers_is_delivered_and_what_it_acknowledged_is_gone(
+def test_dead_letter_that_another_process_redelivers_is_delivered(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, ["a", "b", "c"])
@@ -355,7 +353,7 @@ def test_dead_letter_that_another_process_redelivers_is_delivered_and_what_it_ac
     assert messages(opened(memory_store, TWICE).dead_letters()) == ["a"]
 
 
-def test_subscription_of_earlier_options_opens_with_others_and_finds_its_dead_letters(
+def test_subscription_of_earlier_options_opens_and_finds_its_dead_letters(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, ["a", "b"])

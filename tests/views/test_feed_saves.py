@@ -87,7 +87,7 @@ def test_acknowledgement_after_the_end_is_saved(memory_store: MemoryStore) -> No
     assert messages(taken(opened(memory_store))) == [2]
 
 
-def test_save_finds_that_the_subscription_was_put_back_or_removed_though_nothing_is_to_be_saved(
+def test_save_finds_that_the_subscription_was_put_back_or_removed_with_no_news(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1, 2])

@@ -106,7 +106,7 @@ def test_what_is_published_after_the_start_was_looked_up_is_received_too(topical
     assert messages(taken(subscription)) == [6, 9, 10]
 
 
-def test_subscription_begun_at_each_topic_s_last_message_delivers_no_other_after_it_is_opened_again(
+def test_subscription_begun_at_each_topic_s_last_message_delivers_no_other_later(
     topical: MemoryStore,
 ) -> None:
     open_it = partial(FeedSubscription.open, topical, "f", "s", start="last_per_topic", options=AT_ONCE)
@@ -120,7 +120,7 @@ def test_subscription_begun_at_each_topic_s_last_message_delivers_no_other_after
     assert again.info().num_pending == 0
 
 
-def test_subscription_to_the_last_of_more_topics_than_its_cursor_has_room_for_is_refused(
+def test_subscription_to_more_topics_than_its_cursor_has_room_for_is_refused(
     topical: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved_subscription, "RANGES_MAX", 1)
@@ -154,7 +154,7 @@ def test_topic_whose_last_record_is_a_tombstone_has_no_last_message(topical: Mem
     assert [item.offset for item in iter(partial(last.recv, 0), None)] == [5, 6]
 
 
-def test_last_of_each_topic_is_looked_up_again_when_fragments_were_replaced_meanwhile(
+def test_last_of_each_topic_is_looked_up_again_when_fragments_were_replaced(
     memory_store: MemoryStore,
 ) -> None:
     for number, topic in enumerate(TOPICS, start=1):

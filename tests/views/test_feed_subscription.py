@@ -133,7 +133,7 @@ def held_bytes() -> int:
     return sum(each.size for each in found.traces)
 
 
-def test_memory_does_not_grow_with_the_messages_of_a_long_wait_while_one_is_not_acknowledged(
+def test_memory_does_not_grow_in_a_long_wait_while_one_is_not_acknowledged(
     memory_store: MemoryStore,
 ) -> None:
     with FeedWriter.open_or_initialize(memory_store, "f") as writer:
@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_the_messages_of_a_long_wait_while_one_is_not_
 # ---------------------------------------------------------------------- crashes, and several processes
 
 
-def test_acknowledgement_that_was_not_saved_when_the_process_died_is_forgotten_and_nothing_is_lost(
+def test_acknowledgement_not_saved_before_a_death_is_forgotten_and_nothing_lost(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1, 2, 3])
@@ -215,7 +215,7 @@ def test_process_that_is_overtaken_goes_on_behind_what_the_other_has_done(memory
     assert messages(taken(behind)) == [4]
 
 
-def test_process_that_is_overtaken_between_two_polls_looks_at_the_log_before_it_goes_on(
+def test_process_overtaken_between_two_polls_looks_at_the_log_before_it_goes_on(
     memory_store: MemoryStore,
 ) -> None:
     published(memory_store, [1])
@@ -312,7 +312,7 @@ def test_subscription_of_a_log_that_was_begun_again_is_an_error(memory_store: Me
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_every_message_is_delivered_until_it_is_acknowledged_whichever_process_dies_when(
+def test_every_message_is_delivered_until_acknowledged_whichever_process_dies(
     memory_store: MemoryStore, seed: int
 ) -> None:
     """Two processes of one name die at any time; a message for which no acknowledgement was given comes again."""

@@ -96,7 +96,7 @@ def test_scan_that_is_left_in_asyncio_continues_where_it_was_left(memory_store: 
     run(work())
 
 
-def test_appends_of_one_task_are_in_the_log_in_their_order_though_the_store_is_slow_at_first(
+def test_appends_of_one_task_are_in_order_though_the_store_is_slow_at_first(
     memory_store: MemoryStore,
 ) -> None:
     KeyedLog.open_or_initialize(memory_store, LOG).close()

@@ -119,7 +119,7 @@ def hanging(store: MemoryStore, *, at: Callable[[str, str], bool]) -> tuple[Faul
 
 
 @pytest.mark.parametrize("expect_tail", [None, 0])
-def test_append_that_is_not_awaited_ends_when_the_store_is_silent_at_its_first_request(
+def test_append_not_awaited_ends_when_the_store_is_silent_at_its_first_request(
     memory_store: MemoryStore, expect_tail: int | None
 ) -> None:
     KeyedLog.open_or_initialize(memory_store, LOG).close()
@@ -191,7 +191,7 @@ def test_conditional_append_gives_up_after_its_tries(memory_store: MemoryStore) 
         assert log.count(b"k") == 1
 
 
-def test_unanswered_conditional_append_says_that_its_outcome_is_unknown_and_is_not_repeated(
+def test_unanswered_conditional_append_says_so_and_is_not_repeated(
     memory_store: MemoryStore,
 ) -> None:
     store = FaultyStore(memory_store)
@@ -331,7 +331,7 @@ def test_one_of_many_rivals_wins_each_place_behind_a_key_s_last_record(memory_st
     assert [record.body.split()[-1] for record in records if record.body] == [b"%d" % tail for tail in tails[:-1]]
 
 
-def test_conditional_append_to_a_log_that_was_restored_meanwhile_compares_with_what_it_holds(
+def test_conditional_append_to_a_log_restored_meanwhile_compares_what_it_holds(
     memory_store: MemoryStore,
 ) -> None:
     log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
@@ -353,7 +353,7 @@ def test_conditional_append_to_a_log_that_was_restored_meanwhile_compares_with_w
 
 
 @pytest.mark.parametrize("num_later", [2, 3, 4, 12])
-def test_tail_that_a_restored_log_never_had_is_not_believed_though_its_generation_was_passed(
+def test_tail_a_restored_log_never_had_is_not_believed_beyond_its_generation(
     memory_store: MemoryStore, num_later: int
 ) -> None:
     log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)

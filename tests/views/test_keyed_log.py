@@ -191,7 +191,7 @@ def test_new_fragment_is_read_once_for_all_followers_of_a_process(memory_store: 
         assert counting.requests["read"] - before == 1
 
 
-def test_follower_sees_what_its_process_has_appended_though_another_follower_looked_just_before(
+def test_follower_sees_what_its_process_appended_though_another_looked_before(
     memory_store: MemoryStore,
 ) -> None:
     rarely = KeyedOptions(reader=ReaderOptions(poll_s_min=60, poll_s_max=60))
@@ -295,7 +295,7 @@ def test_estimate_is_within_twenty_percent_on_keys_that_are_evenly_spread(
 
 
 @pytest.mark.slow
-def test_estimate_of_a_log_with_key_roll_ups_reads_few_fragments_and_none_without_the_key(
+def test_estimate_with_key_roll_ups_reads_few_fragments_and_none_without_the_key(
     memory_store: MemoryStore,
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
@@ -310,7 +310,7 @@ def test_estimate_of_a_log_with_key_roll_ups_reads_few_fragments_and_none_withou
     assert (found, num_fragments <= 2) == (2, True), num_fragments
 
 
-def test_records_without_a_key_are_passed_and_counted_and_logged_once_with_their_offsets(
+def test_records_without_a_key_are_passed_counted_and_logged_once(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
@@ -338,7 +338,7 @@ def test_records_without_a_key_are_passed_and_counted_and_logged_once_with_their
     assert sorted(line.partition("offsets ")[2] for line in lines) == ["2, 4", "5"]
 
 
-def test_key_that_is_in_each_fragment_costs_a_read_of_each_and_one_that_is_in_few_costs_their_bodies_alone(
+def test_key_in_each_fragment_costs_a_read_of_each_and_one_in_few_their_bodies(
     memory_store: MemoryStore,
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:

@@ -91,7 +91,7 @@ def _rows_of(store: ObjectStore) -> list[list[int]]:
     bounds=st.tuples(OFFSETS, OFFSETS),
     budget=st.integers(0, 12),
 )
-def test_every_query_equals_brute_force_before_during_and_after_compaction_and_collection(  # noqa: PLR0913, PLR0917 - drawn
+def test_every_query_equals_brute_force_around_compaction_and_collection(  # noqa: PLR0913, PLR0917 - drawn
     fragments: list[list[tuple[int, bytes | None, bytes | None]]],
     more: list[list[tuple[int, bytes | None, bytes | None]]],
     chosen: list[int],
@@ -149,7 +149,7 @@ def check_every_step(  # noqa: PLR0913, PLR0917 - drawn
     cutoff=OFFSETS,
     budget=st.integers(0, 12),
 )
-def test_every_query_equals_brute_force_while_a_log_that_keeps_all_is_arranged_and_collected(
+def test_every_query_equals_brute_force_while_a_log_that_keeps_all_is_arranged(
     turns: list[list[list[tuple[int, bytes | None, bytes | None]]]],
     bounds: tuple[int, int],
     cutoff: int,
@@ -213,7 +213,7 @@ def test_counts_stay_exact_between_the_steps_of_a_pass_and_its_deletion(memory_s
         check_queries(log, records_of(store), (1, 1000))
 
 
-def test_scan_whose_records_were_compacted_away_under_it_raises_instead_of_leaving_them_out(
+def test_scan_whose_records_were_compacted_away_raises_and_leaves_none_out(
     memory_store: MemoryStore,
 ) -> None:
     records = write_log(memory_store, LOG, [[(1, b"a", LARGE)] * 2 for _ in range(6)])
@@ -254,7 +254,7 @@ def moved_behind_the_end(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("request_number", range(1, 10, 2))
 @pytest.mark.parametrize("query", ["count", "keys"])
-def test_key_whose_records_are_compacted_away_for_a_newer_one_is_counted_and_listed_throughout(
+def test_key_compacted_away_for_a_newer_record_is_counted_and_listed_throughout(
     memory_store: MemoryStore, query: str, request_number: int
 ) -> None:
     write_log(memory_store, LOG, [[(1, key, LARGE)] for key in (b"a", b"b", b"a", b"b")])
@@ -270,7 +270,7 @@ def test_key_whose_records_are_compacted_away_for_a_newer_one_is_counted_and_lis
     assert later.happened
 
 
-def test_scan_of_a_key_of_which_compaction_left_nothing_in_its_range_raises_instead_of_ending(
+def test_scan_of_a_key_with_nothing_left_in_its_range_raises_and_does_not_end(
     memory_store: MemoryStore,
 ) -> None:
     write_log(memory_store, LOG, [[(1, key, LARGE)] for key in (b"a", b"b", b"a", b"b")])
@@ -355,7 +355,7 @@ def test_arranged_fragment_is_read_by_key_though_nothing_is_held(
 
 
 @pytest.mark.slow
-def test_damage_in_an_arranged_fragment_is_an_error_for_the_keys_whose_row_groups_have_it(
+def test_damage_in_an_arranged_fragment_is_an_error_for_keys_of_its_row_groups(
     memory_store: MemoryStore,
 ) -> None:
     records = arranged_log(memory_store, records=400)

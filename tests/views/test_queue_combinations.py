@@ -165,7 +165,7 @@ def test_cancelled_operation_is_not_done(memory_store: MemoryStore) -> None:
             cancelled[0].result(0)
 
 
-def test_dequeue_cancelled_while_it_is_served_gives_the_item_back_and_counts_no_delivery(
+def test_dequeue_cancelled_while_it_is_served_gives_the_item_back_uncounted(
     memory_store: MemoryStore,
 ) -> None:
     store, leasing, go_on = FaultyStore(memory_store), threading.Event(), threading.Event()
@@ -427,7 +427,7 @@ def test_queue_is_taken_from_a_broker_that_appends_all_the_time(memory_store: Me
     older.close()
 
 
-def test_broker_that_recovers_does_not_take_the_queue_back_from_one_that_takes_it_meanwhile(
+def test_broker_that_recovers_does_not_take_the_queue_from_one_that_takes_it(
     memory_store: MemoryStore,
 ) -> None:
     faulty, taken = FaultyStore(memory_store), list[DelayQueue]()

@@ -248,9 +248,7 @@ def test_collected_record_is_an_error_of_the_async_follower_too(memory_store: Me
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_call_whose_caller_was_cancelled_gives_back_what_it_returned_and_one_that_had_not_begun_is_not_made(
-    *, closed: bool
-) -> None:
+def test_cancelled_call_gives_back_what_it_returned_or_is_not_made(*, closed: bool) -> None:
     calls, begun, ends = Calls("wal3-follow-test"), threading.Event(), threading.Event()
     made: list[str] = []
     given_back: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -96,7 +96,7 @@ def append_years_ahead(store: ObjectStore, log: str = LOG) -> None:
 # ---------------------------------------------------------------------- writers
 
 
-def test_clock_a_century_ahead_moves_the_log_s_time_by_the_bound_and_its_records_still_age(
+def test_clock_a_century_ahead_moves_a_log_by_the_bound_and_its_records_age(
     store: ObjectStore, runtime: SetRuntime
 ) -> None:
     runtime.ahead_s = CENTURY_S
@@ -165,7 +165,7 @@ def test_writer_with_a_bad_clock_asks_and_uploads_again_once_an_hour(
     assert counting.requests["create"] == 11
 
 
-def test_upload_that_takes_longer_than_the_bound_is_repeated_once_under_a_clock_ahead(
+def test_upload_longer_than_the_bound_is_repeated_once_under_a_clock_ahead(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
     """Regression: a slow upload looked like a clock that was set, so the append never ended and left orphans."""
@@ -251,7 +251,7 @@ def test_bound_below_the_resolution_of_stores_clocks_is_refused() -> None:
 # ---------------------------------------------------------------------- a log whose time is ahead
 
 
-def test_log_whose_time_is_ahead_continues_in_a_successor_that_begins_at_the_store_s_time(store: ObjectStore) -> None:
+def test_log_whose_time_is_ahead_continues_in_a_successor_at_the_store_s_time(store: ObjectStore) -> None:
     append_years_ahead(store)
     assert next_us(store) > now_us() + BOUND_US
 
@@ -334,7 +334,7 @@ def test_retention_asks_for_the_store_s_time_only_when_something_is_old(
     assert counting.requests["head"] == counting.requests["create"] == counting.requests["replace"] == 0
 
 
-def test_condition_is_not_failed_by_the_old_manifest_of_a_writer_whose_clock_was_ahead(
+def test_condition_is_not_failed_by_the_old_manifest_of_a_writer_that_was_ahead(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
     """A commit refused for a clock ahead leaves the writer an old manifest; the writer must load it again."""

@@ -82,7 +82,7 @@ def test_upload_ends_when_the_commit_under_way_does(put_s: float, cas_s: float) 
     assert waits_s[len(waits_s) // 2] == pytest.approx(2 * cas_s, abs=2e-3)
 
 
-def test_where_uploads_take_longer_than_commits_one_batch_is_cut_for_each_commit_s_time() -> None:
+def test_uploads_longer_than_commits_cut_one_batch_for_each_commit_s_time() -> None:
     timed = Timed(put_s=0.1, cas_s=0.02).run()
 
     cut_s = [ended_s - 0.1 for ended_s in timed.ended_s["create"][6:]]

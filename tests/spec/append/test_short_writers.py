@@ -96,7 +96,7 @@ def test_manifest_stays_small_at_every_version(store: ObjectStore) -> None:
     assert len(list(LogReader.open(store, "a").records())) == 60
 
 
-def test_fragments_that_a_dead_writer_left_unrolled_are_rolled_by_the_next_writer_s_first_commit(
+def test_fragments_a_dead_writer_left_unrolled_are_rolled_by_the_next_first_commit(
     store: ObjectStore,
 ) -> None:
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))

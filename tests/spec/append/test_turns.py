@@ -53,7 +53,7 @@ MAINTENANCE: dict[str, Callable[[ObjectStore], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", MAINTENANCE)
-def test_maintenance_far_from_the_store_gets_its_turn_beside_a_writer_that_never_rests(
+def test_maintenance_far_from_the_store_gets_its_turn_beside_a_busy_writer(
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: of thousands of attempts none succeeded, because the next commit always came first."""
@@ -119,7 +119,7 @@ class StillRuntime(ThreadRuntime):
 @pytest.mark.parametrize(
     ("idle_s", "commit_s", "pauses"), [(0, 0.02, [0.16] * 6), (0.2, 0.002, []), (0, 0.2, [0.5] * 6)]
 )
-def test_writer_pauses_after_one_second_then_once_in_ten_and_never_when_it_has_rested(
+def test_writer_pauses_after_one_second_then_once_in_ten_and_not_when_rested(
     idle_s: float, commit_s: float, pauses: list[float]
 ) -> None:
     with StillRuntime() as runtime:

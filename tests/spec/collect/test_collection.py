@@ -62,7 +62,7 @@ def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:
 # ---------------------------------------------------------------------- plan
 
 
-def test_plan_takes_records_below_every_cursor_and_names_the_cursor_that_holds_the_rest(store: ObjectStore) -> None:
+def test_plan_takes_records_below_every_cursor_and_names_the_one_that_holds(store: ObjectStore) -> None:
     plant(store, cursor=12)
     place(store, 19, "fast")
     manifest = manifest_of(store)
@@ -298,7 +298,7 @@ def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: Object
 # ---------------------------------------------------------------------- verify
 
 
-def test_plan_that_deletes_nearly_everything_without_a_consumer_is_refused_unless_allowed(store: ObjectStore) -> None:
+def test_plan_that_deletes_nearly_all_without_a_consumer_is_refused_unless_allowed(store: ObjectStore) -> None:
     plant(store)
     before, limited = reachable(store), CollectorOptions(interval_s=0, without_cursors=True, retry=QUICK)
 
@@ -410,7 +410,7 @@ def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(
 
 
 @pytest.mark.slow
-def test_stored_objects_are_exactly_the_reachable_ones_after_every_round_of_moving_cursors(store: ObjectStore) -> None:
+def test_stored_objects_are_the_reachable_ones_after_every_round_of_cursors(store: ObjectStore) -> None:
     """INV-16: compared before and after, through appends, rolls, and cursors that move at their own pace."""
     clock = ClockStore(store)
     plant(clock, cursor=1)

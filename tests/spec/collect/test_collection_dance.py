@@ -310,7 +310,7 @@ def test_manifest_that_keeps_changing_is_an_error_and_no_loss(store: ObjectStore
 # ---------------------------------------------------------------------- resume
 
 
-def test_resuming_finishes_announced_collections_and_deletes_documents_never_announced(store: ObjectStore) -> None:
+def test_resuming_finishes_announced_collections_and_deletes_other_documents(store: ObjectStore) -> None:
     plant(store, cursor=18)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")

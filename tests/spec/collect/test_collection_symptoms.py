@@ -325,7 +325,7 @@ def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | Non
         assert outcomes == {True, False}, "some come in time, and some too late"
 
 
-def test_cursor_created_between_planning_and_verifying_makes_the_collection_plan_again(store: ObjectStore) -> None:
+def test_cursor_created_between_planning_and_verifying_makes_it_plan_again(store: ObjectStore) -> None:
     """As it would for a cursor created a moment later."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)
@@ -394,7 +394,7 @@ def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectSto
 
 
 @pytest.mark.slow
-def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promised_to_it(store: ObjectStore) -> None:
+def test_collection_while_a_cursor_is_created_deletes_no_records_promised_to_it(store: ObjectStore) -> None:
     """The reverse: a collection, up to each of its steps, at each request of the cursor's creation."""
     template = MemoryStore(shared_runtime())
     plant(template, cursor=12)

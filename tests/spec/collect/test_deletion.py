@@ -190,7 +190,7 @@ def test_document_that_names_objects_of_the_log_deletes_none_of_them(store: Obje
     assert scrub(store, LOG).sound
 
 
-def test_withdrawn_collection_deletes_nothing_though_its_document_says_that_it_was_pruned(
+def test_withdrawn_collection_deletes_nothing_though_its_document_says_pruned(
     store: ObjectStore,
 ) -> None:
     plant(store, cursor=18)
@@ -274,7 +274,7 @@ def test_nothing_is_deleted_while_a_cursor_or_a_pin_cannot_be_read(store: Object
 # ---------------------------------------------------------------------- pins
 
 
-def test_pinned_objects_are_held_and_deleted_by_the_first_collection_after_the_pin_is_removed(
+def test_pinned_objects_are_held_and_deleted_after_the_pin_is_removed(
     store: ObjectStore,
 ) -> None:
     plant(store, cursor=6)

@@ -92,7 +92,7 @@ def test_interval_of_0_needs_no_time_of_a_full_store(memory_store: MemoryStore) 
     assert held(store) == reachable(store)
 
 
-def test_collection_that_a_full_store_cut_short_is_finished_after_what_is_due_is_deleted(
+def test_collection_a_full_store_cut_short_is_finished_after_what_is_due_is_deleted(
     memory_store: MemoryStore,
 ) -> None:
     store = FaultyStore(memory_store)

@@ -60,7 +60,7 @@ def check_exact(store: ObjectStore, offset: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tree", "size", "step"), [(TREE, 800, 171), (FLAT, 200, 41)], ids=["tree", "flat"])
-def test_storage_holds_exactly_the_objects_that_the_manifest_refers_to_after_every_round(
+def test_storage_holds_exactly_what_the_manifest_refers_to_after_every_round(
     memory_store: MemoryStore, tree: SnapshotOptions, size: int, step: int
 ) -> None:
     """INV-16: no referenced object is deleted, and no other object stays."""

@@ -102,7 +102,7 @@ def test_log_without_orphans_has_none_however_old_it_is(store: ObjectStore) -> N
     assert orphans(clock) == []
 
 
-def test_orphans_are_those_older_than_the_interval_by_the_store_s_clock_the_oldest_first(store: ObjectStore) -> None:
+def test_orphans_are_those_older_than_the_interval_by_the_store_the_oldest_first(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 4)
     assert orphans(clock) == []
@@ -432,7 +432,7 @@ def test_no_orphans_are_looked_for_without_a_request(memory_store: MemoryStore) 
     assert not counting.requests
 
 
-def test_orphans_of_a_log_whose_pins_cannot_be_read_are_refused_before_anything_is_written(
+def test_orphans_of_a_log_with_unreadable_pins_are_refused_before_any_write(
     memory_store: MemoryStore,
 ) -> None:
     plant(memory_store)

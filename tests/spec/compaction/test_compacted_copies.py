@@ -127,7 +127,7 @@ def test_update_is_refused_when_the_source_was_compacted_beyond_the_copy_s_end(
 
 @pytest.mark.parametrize("arrange", [False, True])
 @pytest.mark.parametrize("groups", [[(10, 14)], [(0, 16)], [(2, 6), (11, 13)]])
-def test_update_goes_on_inside_a_fragment_that_has_all_records_on_both_sides_of_the_copy_s_end(
+def test_update_goes_on_inside_a_fragment_that_spans_the_copy_s_end(
     groups: list[tuple[int, int]], *, arrange: bool
 ) -> None:
     """A pass that arranges the source by key joins what the copy has with what it lacks."""
@@ -151,7 +151,7 @@ def test_update_goes_on_inside_a_fragment_that_has_all_records_on_both_sides_of_
         assert pointer.start == LogPosition(first.offset, first.timestamp_us)
 
 
-def test_copy_with_other_records_is_refused_though_a_fragment_lies_on_both_sides_of_its_end() -> None:
+def test_copy_with_other_records_is_refused_though_a_fragment_spans_its_end() -> None:
     store, _ = grown()
     write_log(store, "b", [[(T0, b"k", b"other")] * 36])
     append_fragments(store, "a", fragments(4, 50))
@@ -177,7 +177,7 @@ def test_fragment_that_was_arranged_is_repaired_from_an_updated_copy(*, arrange:
     assert life_store(store, "a").read(pointer.path) == before
 
 
-def test_update_during_which_the_source_is_compacted_beyond_the_copy_s_end_is_refused() -> None:
+def test_update_is_refused_when_the_source_is_compacted_beyond_the_copy_s_end() -> None:
     inner, found = grown()
     store = FaultyStore(inner)
     copy(LogAt(inner, "a"), LogAt(inner, "b"))
@@ -242,7 +242,7 @@ def leaves(store: MemoryStore) -> list[SnapshotPointer]:
     return found
 
 
-def test_compacted_fragment_is_encoded_again_from_a_copy_with_the_same_records_elsewhere() -> None:
+def test_compacted_fragment_is_encoded_again_from_a_copy_with_the_same_records() -> None:
     store, _ = grown()
     compact(store, "a", {8, 13, 14})
     copy(LogAt(store, "a"), LogAt(store, "b"))
@@ -288,7 +288,7 @@ def test_fragment_is_not_repaired_from_a_copy_that_was_compacted() -> None:
     assert "it has 2 of their 3 records" in report.problems[0].message
 
 
-def test_lost_snapshot_of_compacted_fragments_is_not_made_up_from_an_uncompacted_copy() -> None:
+def test_lost_snapshot_of_compacted_fragments_is_not_made_from_an_uncompacted_copy() -> None:
     store, _ = grown()
     copy(LogAt(store, "a"), LogAt(store, "b"))
     compact(store, "a", DROPPED, GROUPS)

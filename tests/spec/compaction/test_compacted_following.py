@@ -69,7 +69,7 @@ def test_follower_that_holds_an_older_manifest_gives_each_record_that_is_left_on
     assert set(offsets(found)[given + 9 :]).isdisjoint(dropped)
 
 
-def test_follower_at_an_end_whose_records_were_dropped_loses_nothing_when_it_is_collected() -> None:
+def test_follower_at_an_end_that_was_dropped_loses_nothing_to_a_collection() -> None:
     store, _ = grown(4)
     compact(store, "a", {11, 12})
     following = LogReader.open(store, "a", options=CLOSE).following(LogPosition(1, T0))

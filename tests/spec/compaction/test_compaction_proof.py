@@ -281,7 +281,7 @@ def test_receipts_of_later_passes_are_given_when_the_lists_of_earlier_ones_are_g
     assert [(each.offset, each.token) for each in compactor(store).erased(b"b")] == [(6, later)]
 
 
-def test_receipt_names_the_lists_that_are_gone_also_when_the_retention_was_taken_off_again(
+def test_receipt_names_the_lists_that_are_gone_also_after_the_retention_was_lifted(
     memory_store: MemoryStore,
 ) -> None:
     store = ClockStore(memory_store)
@@ -355,7 +355,7 @@ def test_receipts_go_by_the_passes_of_an_older_manifest_that_is_restored(memory_
     assert verified.holds
 
 
-def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still_holds(
+def test_receipt_calls_no_record_deleted_that_an_earlier_pass_s_object_holds(
     memory_store: MemoryStore,
 ) -> None:
     """A pin holds the fragment that was written first; the one that a pass made of it is gone."""

@@ -199,7 +199,7 @@ def test_cursor_is_seen_though_another_process_announces_its_pass_again(memory_s
     assert overtaken
 
 
-def test_pass_that_died_holds_up_no_process_without_the_right_to_write_the_manifest_for_good(
+def test_dead_pass_does_not_hold_up_processes_that_may_not_write_the_manifest(
     memory_store: MemoryStore,
 ) -> None:
     store = ClockStore(memory_store)
@@ -354,7 +354,7 @@ def test_pass_that_is_installed_while_its_record_is_taken_for_an_orphan_keeps_it
     assert {each.token for each in compactor(store).erased(b"a")} == {token}
 
 
-def test_pass_whose_replaced_files_are_not_known_to_be_deleted_keeps_its_record_however_many_follow(
+def test_pass_whose_replaced_files_may_remain_keeps_its_record_whatever_follows(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ClockStore(memory_store)
@@ -379,7 +379,7 @@ def test_pass_whose_replaced_files_are_not_known_to_be_deleted_keeps_its_record_
     assert len(list(compactor(store).erased(b"a"))) == 6
 
 
-def test_receipt_has_no_time_of_deletion_if_the_pass_was_killed_before_it_marked_what_it_replaced(
+def test_receipt_has_no_time_of_deletion_if_the_pass_was_killed_before_it_marked(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recovery: the replaced files are found as orphans, in a document that belongs to no pass."""

@@ -38,7 +38,7 @@ def grown() -> MemoryStore:
 
 
 @pytest.mark.slow
-def test_pass_is_planned_again_when_another_pass_replaced_what_it_reads_and_it_was_deleted() -> None:
+def test_pass_is_planned_again_when_another_replaced_what_it_reads() -> None:
     """A pass that takes longer than deleted objects wait must not report damage."""
     template = grown()
     requests = count_requests(counted := FaultyStore(_again(template, 0)), lambda: compactor(counted).compact())

@@ -194,7 +194,7 @@ def test_every_flipped_byte_is_refused_or_changes_nothing_that_is_read(memory_st
     assert refused > len(data) // 2
 
 
-def test_metadata_that_contradicts_the_records_is_found_when_the_fragment_is_read_whole(
+def test_metadata_that_contradicts_the_records_is_found_by_a_whole_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = tombstones_as_text(np.array([True, False]))

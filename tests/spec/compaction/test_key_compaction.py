@@ -80,7 +80,7 @@ def test_dry_run_counts_exactly_what_a_pass_does_and_writes_nothing(store: Objec
     assert planned.proof == done.proof
 
 
-def test_tombstone_goes_a_retention_after_the_pass_that_cleaned_below_it_and_in_a_quiet_log(
+def test_tombstone_goes_a_retention_after_the_pass_below_it_also_in_a_quiet_log(
     memory_store: MemoryStore,
 ) -> None:
     store = ClockStore(memory_store)
@@ -110,7 +110,7 @@ def test_cursor_keeps_every_record_from_its_position_on(store: ObjectStore) -> N
     assert [offset for offset, _, _ in held(store)] == [3, 4, 5, 6]
 
 
-def test_passes_go_on_while_a_log_is_appended_to_and_the_newest_value_of_each_key_stays(store: ObjectStore) -> None:
+def test_passes_go_on_while_a_log_is_appended_to_and_keep_each_key_s_newest_value(store: ObjectStore) -> None:
     keyed_log(store)
     latest: dict[bytes, bytes] = {}
     for turn in range(12):
@@ -237,7 +237,7 @@ def test_cursor_of_a_process_that_may_not_write_the_manifest_waits_for_the_pass(
     assert [offset for offset, _, _ in held(memory_store)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_tombstones_at_the_end_of_a_log_go_but_for_the_last_and_that_one_once_a_record_is_behind_it(
+def test_tombstones_at_the_end_go_but_for_the_last_and_that_once_one_is_behind_it(
     store: ObjectStore,
 ) -> None:
     clocked = ClockStore(store)

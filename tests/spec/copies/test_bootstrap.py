@@ -241,7 +241,7 @@ def test_source_that_fails_in_the_middle_leaves_no_log_and_can_be_read_again(mem
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "dies"])
-def test_bootstrap_that_was_cut_short_anywhere_is_no_log_and_is_repeated_or_destroyed(
+def test_bootstrap_cut_short_anywhere_is_no_log_and_is_repeated_or_destroyed(
     memory_store: MemoryStore, fault: str
 ) -> None:
     done: BootstrapReport | None = None

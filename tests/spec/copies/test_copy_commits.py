@@ -82,7 +82,7 @@ def test_update_of_records_of_one_time_is_many_commits(log: MemoryStore, monkeyp
     assert marks == [each.continues for each in LogReader.open(log, "a").scan()][1:]
 
 
-def test_append_whose_fragments_a_pass_has_joined_with_others_is_copied_in_one_commit(
+def test_append_that_a_pass_has_joined_with_others_is_copied_in_one_commit(
     log: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_FRAGMENTS_PER_COMMIT", "_FRAGMENTS_OF_ONE_TIME_MAX"):

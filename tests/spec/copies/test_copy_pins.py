@@ -132,7 +132,7 @@ def test_pin_that_is_not_deleted_at_once_fails_no_copy_and_is_deleted_later(stor
     assert pins(store) == []
 
 
-def test_copy_whose_source_is_destroyed_as_soon_as_it_is_complete_is_reported_as_complete(
+def test_copy_whose_source_is_destroyed_once_it_is_complete_is_called_complete(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", 3)

@@ -313,7 +313,7 @@ def test_another_update_that_saw_more_of_the_source_ends_neither(store: ObjectSt
 
 
 @pytest.mark.slow
-def test_snapshots_of_the_source_that_were_replaced_and_deleted_meanwhile_are_no_damage(store: ObjectStore) -> None:
+def test_source_s_snapshots_that_were_replaced_and_deleted_meanwhile_are_no_damage(store: ObjectStore) -> None:
     backed_up(store)
     fill(store, "a", 150)
     CursorStore(store, "a").init("backup", LogPosition(6, 0))
@@ -341,7 +341,7 @@ def test_record_appended_to_the_copy_meanwhile_is_kept_and_ends_the_update(store
     assert scrub(store, "b").sound
 
 
-def test_record_appended_to_the_copy_after_a_commit_without_an_answer_is_not_reported_as_the_source_s(
+def test_record_appended_to_a_copy_after_a_lost_answer_is_not_called_the_source_s(
     store: ObjectStore,
 ) -> None:
     backed_up(store)

@@ -58,7 +58,7 @@ def busy(store: ObjectStore) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("store", ["local"], indirect=True)
-def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_they_can(store: ObjectStore) -> None:
+def test_every_plan_is_carried_out_beside_200_consumers_that_save_all_the_time(store: ObjectStore) -> None:
     append(store, RECORDS)
     place(store, 1, "slowest")
 
@@ -126,7 +126,7 @@ def test_cursor_that_advances_at_every_look_starves_no_plan(store: ObjectStore) 
     assert offsets(store) == list(range(taken.first.position.offset, 21))
 
 
-def test_cursor_that_follows_the_end_of_a_growing_log_is_not_mistaken_for_another_log_s(store: ObjectStore) -> None:
+def test_cursor_at_the_end_of_a_growing_log_is_not_mistaken_for_another_log_s(store: ObjectStore) -> None:
     """At every listing it moves beyond the end of the manifest that was just read."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)

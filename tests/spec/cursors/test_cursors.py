@@ -83,7 +83,7 @@ def test_cursor_saved_with_a_record_continues_after_it(store: ObjectStore, log: 
         cursors.save("reader", replace(third, offset=6), moved)
 
 
-def test_cursor_begun_with_a_record_continues_after_it_and_one_with_its_position_at_it(
+def test_cursor_begun_with_a_record_continues_after_it_and_with_a_position_at_it(
     store: ObjectStore, log: list[LogPosition]
 ) -> None:
     cursors, reader = CursorStore(store, "a"), LogReader.open(store, "a")
@@ -256,7 +256,7 @@ def test_move_within_the_loaded_manifest_costs_one_request_and_beyond_it_two(mem
         assert store.requests == {"replace": 1, "get": 1}
 
 
-def test_move_back_onto_records_collected_meanwhile_is_refused_though_they_were_loaded_before(
+def test_move_back_onto_records_collected_since_they_were_loaded_is_refused(
     memory_store: MemoryStore,
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:

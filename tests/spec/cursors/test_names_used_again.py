@@ -170,7 +170,7 @@ def test_cursor_that_is_moved_continuously_can_be_deleted(memory_store: MemorySt
     assert cursors.load("c") is None
 
 
-def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_current_one_of_that_name(store: ObjectStore) -> None:
+def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_next_of_that_name(store: ObjectStore) -> None:
     append(store, 10)
     cursors = CursorStore(store, LOG)
     witness = cursors.init("c", LogPosition(5, 0))

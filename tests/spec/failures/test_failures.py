@@ -378,9 +378,7 @@ def test_displaced_writer_gets_an_error_when_new_places_are_not_wanted(memory_st
 
 
 @pytest.mark.parametrize("call", ["flush", "close", "resume"])
-def test_waiting_call_in_a_callback_does_not_wait_for_outcomes_that_its_own_thread_must_deliver(
-    faulty: FaultyStore, call: str
-) -> None:
+def test_waiting_call_in_a_callback_does_not_wait_for_its_own_thread(faulty: FaultyStore, call: str) -> None:
     """Regression: it waited forever, and so did every caller waiting for the other appends of the batch."""
     gate, ended = threading.Event(), threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
@@ -399,7 +397,7 @@ def test_waiting_call_in_a_callback_does_not_wait_for_outcomes_that_its_own_thre
         assert ended.wait(30)
 
 
-def test_call_inside_a_step_of_the_writer_is_refused_where_it_would_wait_for_that_step(
+def test_call_inside_a_step_of_the_writer_is_refused_if_it_would_wait_for_it(
     faulty: FaultyStore,
 ) -> None:
     """As from a ``__del__``, which runs whenever memory is collected."""

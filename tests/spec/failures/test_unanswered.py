@@ -54,7 +54,7 @@ BEGINNINGS: dict[str, Callable[[ObjectStore, ObjectStore], object]] = {
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
-def test_log_that_another_writer_appends_to_before_its_creation_was_answered_is_created(
+def test_log_that_another_appends_to_before_its_creation_was_answered_is_created(
     memory_store: MemoryStore, begin: str
 ) -> None:
     """Regression: the creator got an error that another log has taken the name, permanently."""
@@ -90,7 +90,7 @@ def test_policy_change_is_not_applied_twice(memory_store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("reads", ["denied", "unavailable"])
-def test_commit_that_was_refused_after_it_was_applied_is_not_called_lost_when_nothing_can_be_read(
+def test_commit_refused_after_it_was_applied_is_not_called_lost_unread(
     memory_store: MemoryStore, reads: Literal["denied", "unavailable"]
 ) -> None:
     LogWriter.initialize(memory_store, "a")

@@ -163,7 +163,7 @@ def test_log_without_cursors_counts_as_unprocessed_from_its_first_record(
         accepted_later(fleet, runtime)
 
 
-def test_log_whose_policy_says_that_it_has_no_cursors_has_the_limit_of_its_policy_alone(
+def test_log_whose_policy_names_no_cursors_has_the_limit_of_its_policy_alone(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store)
@@ -319,7 +319,7 @@ def test_appends_cost_no_more_requests_while_a_log_is_short(memory_store: Memory
     assert (counting.requests["get"], counting.requests["list"]) == (1, 0)
 
 
-def test_log_is_checked_once_for_a_quarter_of_its_limit_and_its_cursors_are_read_only_near_it(
+def test_log_is_checked_once_for_a_quarter_of_its_limit_and_its_cursors_near_it(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", 100, ("c", 1))
@@ -409,7 +409,7 @@ def test_cursor_of_what_does_not_consume_holds_up_no_append(memory_store: Memory
     assert over_limit(memory_store, ["a"], unprocessed_max=LIMIT) == []
 
 
-def test_over_limit_returns_the_logs_with_too_many_unprocessed_records_the_farthest_behind_first(
+def test_over_limit_returns_logs_with_too_many_unprocessed_the_farthest_first(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", 1500, ("c", 200), ("d", 100))

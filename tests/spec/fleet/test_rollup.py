@@ -168,7 +168,7 @@ def test_marker_read_before_its_fragment_is_committed_is_kept(store: ObjectStore
     assert (later.decision, later.num_records) == (Decision.KEPT, 3)
 
 
-def test_log_that_is_always_being_written_is_selected_and_what_is_under_way_stays_marked(store: ObjectStore) -> None:
+def test_log_always_being_written_is_selected_and_what_is_under_way_stays_marked(store: ObjectStore) -> None:
     mark(store, grow(store, "a", 10, dirty_log=None).reinserted().reinserted())
     mark(store, begun(store, "a", 3))
 
@@ -184,7 +184,7 @@ def test_log_that_is_always_being_written_is_selected_and_what_is_under_way_stay
     assert (next_time.num_records, next_time.marker.reinsertions) == (3, 1)
 
 
-def test_records_appended_after_the_plan_was_read_stay_marked_when_their_log_is_handled(store: ObjectStore) -> None:
+def test_records_appended_after_the_plan_stay_marked_when_their_log_is_handled(store: ObjectStore) -> None:
     grow(store, "a", 2)
     plan = read(store, ALL)
     grow(store, "a", 3)
@@ -326,7 +326,7 @@ def test_dirty_log_is_never_compacted(memory_store: MemoryStore) -> None:
     assert policies.load() == Policy()
 
 
-def test_dirty_log_that_was_copied_from_a_compacted_log_keeps_its_markers_and_is_rolled_up(
+def test_dirty_log_copied_from_a_compacted_log_keeps_its_markers(
     memory_store: MemoryStore,
 ) -> None:
     grow(memory_store, "a", 3)
@@ -437,7 +437,7 @@ def test_caller_that_may_not_write_can_read_a_plan(memory_store: MemoryStore) ->
     assert read(store, ALL).selected == ("a",)
 
 
-def test_caller_that_may_not_learn_the_store_s_time_sees_ages_by_its_own_clock_and_is_warned(
+def test_caller_that_may_not_learn_the_store_s_time_is_warned_and_uses_its_clock(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = ClockStore(memory_store)

@@ -35,7 +35,7 @@ def test_cursor_beyond_the_end_of_a_restored_log_says_nothing_of_what_was_proces
     assert marked(memory_store) == {"a": (2, 4)}
 
 
-def test_cursor_that_moved_beyond_the_manifest_that_was_loaded_is_compared_with_a_newer_one(
+def test_cursor_beyond_the_manifest_that_was_loaded_is_compared_with_a_newer_one(
     memory_store: MemoryStore,
 ) -> None:
     options = replace(ALL, cursor="done")

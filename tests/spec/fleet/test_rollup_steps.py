@@ -290,7 +290,7 @@ def test_sealed_dirty_log_is_rolled_up_once_all_of_it_is_handled(store: ObjectSt
     assert marked(store) == {}
 
 
-def test_roll_up_of_fifty_logs_takes_at_most_a_hundred_and_twenty_requests_and_no_listing(
+def test_roll_up_of_fifty_logs_takes_at_most_120_requests_and_no_listing(
     memory_store: MemoryStore,
 ) -> None:
     options = replace(ALL, cursor="done")

@@ -315,7 +315,7 @@ def test_operation_does_with_what_a_log_owns_what_the_table_says(operation: Oper
         assert after == before
 
 
-def test_every_thing_has_a_cell_for_every_operation_and_no_owner_or_field_of_the_policy_is_left_out() -> None:
+def test_every_thing_has_a_cell_for_every_operation_and_no_owner_is_left_out() -> None:
     assert set(TABLE) == set(Operation)
     assert all(set(column) == set(Thing) for column in TABLE.values())
     assert set(CURSORS) == set(Owner)

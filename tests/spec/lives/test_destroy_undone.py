@@ -176,7 +176,7 @@ DOOMED = "found it being destroyed, sealed for that at offset 4: destroy it"
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_log_that_was_sealed_to_be_destroyed_does_not_end_for_a_reader_until_it_stays(
+def test_log_sealed_to_be_destroyed_does_not_end_for_a_reader_until_it_stays(
     memory_store: MemoryStore, reader: str
 ) -> None:
     with FeedWriter.open_or_initialize(memory_store, "f") as writer:
@@ -194,7 +194,7 @@ def test_log_that_was_sealed_to_be_destroyed_does_not_end_for_a_reader_until_it_
     assert len(list(READERS[reader](memory_store))) == 3
 
 
-def test_follower_from_beyond_a_log_that_was_sealed_to_be_destroyed_does_not_end_either(
+def test_follower_from_beyond_a_log_sealed_to_be_destroyed_does_not_end_either(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "f", 3)

@@ -201,7 +201,7 @@ def test_writer_of_a_deleted_log_reports_that_and_continues_with_no_other(store:
 # ---------------------------------------------------------------------- readers
 
 
-def test_follower_ends_when_its_log_is_begun_again_and_skips_none_of_the_new_one_s_records(store: ObjectStore) -> None:
+def test_follower_of_a_log_begun_again_ends_and_skips_none_of_the_new_records(store: ObjectStore) -> None:
     fill(store, "a", 3)
     followed = LogReader.open(store, "a", options=ReaderOptions(poll_s_min=0.01)).follow(idle_s=SECONDS_MAX)
     found = [next(followed).offset for _ in range(3)]
@@ -373,7 +373,7 @@ def test_document_of_another_life_is_recognised(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- late requests
 
 
-def test_first_put_of_an_initialize_that_arrives_after_the_log_was_destroyed_restores_nothing(
+def test_first_put_of_an_initialize_after_the_log_was_destroyed_restores_nothing(
     store: ObjectStore,
 ) -> None:
     faulty = FaultyStore(store)
@@ -407,7 +407,7 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
 
 
 @pytest.mark.slow
-def test_writes_arriving_after_a_destroy_s_last_listing_do_no_harm_and_are_deleted_by_the_next(
+def test_writes_after_a_destroy_s_last_listing_do_no_harm_and_the_next_deletes_them(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)

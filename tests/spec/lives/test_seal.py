@@ -269,7 +269,7 @@ def test_another_log_under_the_successor_s_name_is_detected(memory_store: Memory
     assert manifest_of(memory_store, "b") == before
 
 
-def test_log_that_follows_another_one_is_no_successor_though_it_begins_at_the_same_place(
+def test_log_that_follows_another_is_no_successor_though_it_begins_there(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", b"1", b"2")

@@ -160,7 +160,7 @@ def test_consumer_that_may_not_keep_its_successor_s_records_does_not_begin(memor
     assert len(consume(memory_store, "late")) == 6
 
 
-def test_consumer_that_begins_when_its_successor_was_collected_is_told_and_skips_nothing(
+def test_consumer_whose_successor_was_collected_learns_it_and_skips_nothing(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", 3)
@@ -299,7 +299,7 @@ def test_consumer_that_is_retired_in_a_sealed_log_is_retired_in_its_successors(m
     assert [sorted(CursorStore(memory_store, log).list()) for log in "abc"] == [[], ["goes-on"], ["goes-on"]]
 
 
-def test_named_append_in_the_part_that_a_copy_lacks_is_known_there_and_where_parts_are_put_together(
+def test_named_append_in_the_part_a_copy_lacks_is_known_where_parts_are_joined(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", 1)
@@ -342,7 +342,7 @@ def at_call(store: MemoryStore, step: int, act: Callable[[], object]) -> tuple[F
     return faulty, done
 
 
-def test_cursors_that_come_and_go_at_any_moment_of_a_migration_come_and_go_in_the_successor(
+def test_cursors_that_come_and_go_in_a_migration_come_and_go_in_the_successor(
     memory_store: MemoryStore,
 ) -> None:
     for step in range(100):
@@ -363,7 +363,7 @@ def test_cursors_that_come_and_go_at_any_moment_of_a_migration_come_and_go_in_th
         assert CursorStore(memory_store, successor).offsets() == {"new": 4}
 
 
-def test_consumer_s_first_start_during_a_migration_that_then_dies_has_the_successor_keep_its_records(
+def test_consumer_s_first_start_in_a_migration_that_dies_keeps_its_records(
     memory_store: MemoryStore,
 ) -> None:
     begun = 0

@@ -208,7 +208,7 @@ def test_append_that_lost_its_place_to_another_writer_is_not_put_into_a_keyed_lo
     assert bodies(memory_store) == [b"1"]
 
 
-def test_append_with_a_condition_behind_one_that_fails_lands_at_its_offset_or_nowhere(
+def test_conditional_append_behind_one_that_fails_lands_at_its_offset_or_nowhere(
     memory_store: MemoryStore,
 ) -> None:
     LogWriter.initialize(memory_store, "a")
@@ -234,7 +234,7 @@ def test_append_with_a_condition_behind_one_that_fails_lands_at_its_offset_or_no
     ]
 
 
-def test_log_that_stops_and_begins_to_be_keyed_again_takes_no_append_of_the_time_between(
+def test_log_that_is_keyed_again_takes_no_append_of_the_time_between(
     memory_store: MemoryStore,
 ) -> None:
     keyed_log(memory_store)
@@ -250,7 +250,7 @@ def test_log_that_stops_and_begins_to_be_keyed_again_takes_no_append_of_the_time
     assert bodies(memory_store) == [b"1"]
 
 
-def test_append_accepted_while_the_writer_loads_the_manifest_is_refused_by_what_it_loads(
+def test_append_accepted_while_the_manifest_loads_is_refused_by_what_is_loaded(
     memory_store: MemoryStore,
 ) -> None:
     """After a commit without an outcome the writer knows nothing of the log."""

@@ -96,7 +96,7 @@ def test_log_whose_policy_requires_no_cursors_is_collected_by_age(store: ObjectS
     assert plan.reason == f"the first record younger than {4 * HOUR_S} s is at offset 6"
 
 
-def test_log_that_is_destroyed_while_its_retention_asks_for_the_time_is_said_to_be_gone(
+def test_log_destroyed_while_its_retention_asks_for_the_time_is_said_to_be_gone(
     memory_store: MemoryStore, runtime: Later
 ) -> None:
     hourly(memory_store, "a", runtime, 10)
@@ -192,7 +192,7 @@ def test_change_gives_up_on_a_policy_that_others_keep_changing(memory_store: Mem
         PolicyStore(memory_store, "a").change(overtaken)
 
 
-def test_longer_retention_that_was_acknowledged_keeps_what_a_collector_was_about_to_prune(
+def test_acknowledged_longer_retention_keeps_what_a_collector_was_about_to_prune(
     memory_store: MemoryStore, runtime: Later
 ) -> None:
     """The collector read the old policy after its announcement and sleeps before its CAS."""

@@ -50,7 +50,7 @@ def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every
 
 @pytest.mark.slow
 @pytest.mark.parametrize("handled", ["stats", "submit", "append", "flush", "close"])
-def test_call_in_a_signal_handler_at_any_place_of_an_append_succeeds_or_is_refused_and_never_hangs(
+def test_call_in_a_signal_handler_anywhere_in_an_append_never_hangs(
     handled: str,
 ) -> None:
     """Regression: it waited for a lock that its own thread held, and every other caller waited too."""

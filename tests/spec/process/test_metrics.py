@@ -244,7 +244,7 @@ def test_bytes_that_wait_are_held_until_they_have_their_outcome(memory_store: Ob
         assert metered.sums("wal3.append.held") == {"": 0}
 
 
-def test_writer_s_statistics_name_the_end_of_the_log_and_count_what_maintenance_makes_it_repeat(
+def test_writer_s_statistics_name_the_log_s_end_and_count_what_it_repeats(
     memory_store: ObjectStore,
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_records_max=1)) as writer:

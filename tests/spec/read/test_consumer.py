@@ -239,7 +239,7 @@ def test_batches_of_several_logs_count_together(memory_store: MemoryStore) -> No
 
 
 @pytest.mark.parametrize("batch", [5, 10, 20])
-def test_commit_within_a_batch_saves_at_once_and_the_rest_is_saved_when_it_is_processed(
+def test_commit_within_a_batch_saves_at_once_and_the_rest_once_it_is_processed(
     memory_store: MemoryStore, batch: int
 ) -> None:
     fill_many(memory_store, "a", 60)

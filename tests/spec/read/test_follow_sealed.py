@@ -74,7 +74,7 @@ def test_read_bounded_inside_a_sealed_log_never_reads_its_successor(store: Objec
     assert {path.split("/")[0] for path in asked} == {"a"}
 
 
-def test_read_bounded_in_time_finds_records_of_the_successor_dated_before_the_sealed_log_s(
+def test_read_bounded_in_time_finds_records_of_the_successor_dated_earlier(
     memory_store: MemoryStore,
 ) -> None:
     """Regression: a log years ahead continues at the store's time, and a limit between the two skipped its records."""

@@ -113,7 +113,7 @@ def test_first_record_across_logs_and_of_a_pin_comes_as_soon(long_log: MemorySto
     assert round_trips(long_log, pinned) == (1, 5)
 
 
-def test_first_record_takes_a_handful_of_requests_and_a_full_read_no_more_than_before(long_log: MemoryStore) -> None:
+def test_first_record_takes_few_requests_and_a_full_read_no_more_than_before(long_log: MemoryStore) -> None:
     store = CountingStore(long_log)
     reader = LogReader.open(store, "a", options=ReaderOptions(prefetch_fragments=2, prefetch_snapshots=4))
     every = {pointer.path for snapshot in reader.manifest().snapshots for pointer in opened(reader, snapshot)}
@@ -238,7 +238,7 @@ def test_read_survives_snapshots_that_are_replaced_at_any_of_its_requests(long_l
     assert [pointer.start.offset for pointer in reader.scan(3, Limits(offset=90))] == list(range(3, 90))
 
 
-def test_read_of_records_collected_meanwhile_raises_after_those_it_had_and_never_skips(
+def test_read_of_records_collected_meanwhile_raises_after_those_it_had(
     long_log: MemoryStore,
 ) -> None:
     records = LogReader.open(long_log, "a", options=LAZY).records()
@@ -283,9 +283,7 @@ STARTS: dict[str, Callable[[Manifest], ReadStart]] = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_read_of_a_loaded_manifest_whose_beginning_was_collected_is_an_error_and_never_begins_later(
-    long_log: MemoryStore, start: str
-) -> None:
+def test_read_of_a_manifest_whose_beginning_was_collected_never_begins_later(long_log: MemoryStore, start: str) -> None:
     """Regression: a start without an offset was resolved again, so the read began at the log's new first record."""
     in_hand = LogReader.open(long_log, "a").manifest()
     collect_below(long_log, 80)
@@ -414,7 +412,7 @@ def test_failed_load_ahead_is_tried_again_when_its_turn_comes(long_log: MemorySt
 
 
 @pytest.mark.slow
-def test_read_of_a_loaded_manifest_is_that_of_its_moment_and_says_whether_it_is_current(
+def test_read_of_a_loaded_manifest_is_of_its_moment_and_says_whether_it_is_current(
     long_log: MemoryStore,
 ) -> None:
     store = CountingStore(long_log)

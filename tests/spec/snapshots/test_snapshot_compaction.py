@@ -124,7 +124,7 @@ def test_lopsided_log_is_repacked_and_reads_as_before_through_fewer_snapshots(st
     assert progress[-1] == (done.num_pointers, None)
 
 
-def test_compacting_a_well_shaped_log_costs_one_read_per_snapshot_of_snapshots_and_no_write(
+def test_compacting_a_well_shaped_log_costs_one_read_per_upper_snapshot(
     memory_store: MemoryStore,
 ) -> None:
     write(memory_store)
@@ -248,7 +248,7 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
     assert compactor(store).plan().empty
 
 
-def test_compaction_gives_up_when_the_fence_keeps_moving_and_leaves_the_log_unchanged(
+def test_compaction_gives_up_when_the_fence_keeps_moving_and_changes_nothing(
     memory_store: MemoryStore,
 ) -> None:
     write(memory_store)

@@ -395,7 +395,7 @@ def test_batch_that_the_log_had_before_it_was_sealed_is_done(log: MemoryStore) -
         append(log, 2)
 
 
-def test_batch_that_was_staged_for_a_log_that_was_created_again_is_refused_then_made_once(log: MemoryStore) -> None:
+def test_batch_staged_for_a_log_created_again_is_refused_then_made_once(log: MemoryStore) -> None:
     append(log, 1)
     staged = stage(log, *rows_of(2))
     destroy(log, "a")

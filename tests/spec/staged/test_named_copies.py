@@ -235,7 +235,7 @@ def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() 
 
 @pytest.mark.parametrize("pending", [False, True])
 @pytest.mark.parametrize("naming", [alone, in_series])
-def test_append_to_a_copy_that_is_updated_just_before_its_commit_is_known_to_the_copy(
+def test_append_to_a_copy_updated_just_before_its_commit_is_known_to_the_copy(
     naming: Callable[[str], Once], *, pending: bool
 ) -> None:
     """Regression: the update moved the writer's cursor back to the source's, and the append was made again."""

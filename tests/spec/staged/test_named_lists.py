@@ -120,7 +120,7 @@ def test_append_that_an_earlier_version_began_is_known_in_a_log_of_the_same_name
         assert bodies(store) == [b"monday", b"tuesday"]
 
 
-def test_append_without_a_series_is_refused_where_it_would_make_the_cursor_forget_a_series(log: MemoryStore) -> None:
+def test_append_without_a_series_is_refused_where_a_series_would_be_forgotten(log: MemoryStore) -> None:
     for number in range(NAMED_APPENDS_MAX):
         append(log, of_series(number))
 
@@ -181,9 +181,7 @@ def test_appends_that_never_came_leave_their_places_to_others(log: MemoryStore) 
 
 
 @pytest.mark.parametrize("series", [0, NAMED_APPENDS_MAX])
-def test_update_of_a_copy_takes_over_all_names_of_its_source_beside_those_of_an_update_that_died(
-    log: MemoryStore, series: int
-) -> None:
+def test_update_of_a_copy_takes_all_names_of_its_source_beside_a_dead_update_s(log: MemoryStore, series: int) -> None:
     """Regression: what the copy's cursor named before took the places of the source's newest."""
     copy(LogAt(log, "a"), LogAt(log, "other"), with_cursors=True)
     for number in range(NAMED_APPENDS_MAX):

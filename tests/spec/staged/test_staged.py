@@ -233,7 +233,7 @@ def test_append_of_which_the_log_has_a_part_as_it_was_staged_is_not_made_again(l
 
 
 @pytest.mark.slow
-def test_named_append_that_sleeps_anywhere_while_it_is_made_and_collected_is_in_the_log_once(
+def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
     memory_store: MemoryStore,
 ) -> None:
     for calls in range(200):
@@ -273,7 +273,7 @@ def test_named_append_that_sleeps_anywhere_while_it_is_made_and_collected_is_in_
 
 
 @pytest.mark.parametrize("next_is_made", [True, False])
-def test_named_append_of_a_process_that_slept_through_the_writer_s_next_one_is_in_the_log_once(
+def test_named_append_that_slept_through_the_writer_s_next_one_is_there_once(
     log: MemoryStore, *, next_is_made: bool
 ) -> None:
     staged = stage(log, b"1", b"2")

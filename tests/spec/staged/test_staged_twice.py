@@ -91,7 +91,7 @@ def test_writer_does_not_take_the_cursor_of_a_subscription(log: MemoryStore) -> 
 
 
 @pytest.mark.parametrize("others", [[], [b"2"], [b"other", b"other"]])
-def test_part_that_was_collected_before_it_was_installed_is_not_said_to_be_in_the_log(
+def test_part_collected_before_it_was_installed_is_not_said_to_be_in_the_log(
     log: MemoryStore, others: list[bytes]
 ) -> None:
     first, second = (Stager(log, "a").stage(table(body)) for body in (b"1", b"2"))
@@ -122,7 +122,7 @@ def test_part_whose_rows_another_writer_appended_is_not_said_to_be_in_the_log(lo
     assert bodies(log) == [b"1", b"2", b"2"]
 
 
-def test_append_whose_parts_lie_as_they_were_staged_and_written_again_is_known_in_every_order(log: MemoryStore) -> None:
+def test_append_of_parts_staged_and_written_again_is_known_in_every_order(log: MemoryStore) -> None:
     singly = WriterOptions(batch_records_max=1)
     parts = [part for body in (b"1", b"2", b"3") for part in Stager(log, "a").stage(table(body))]
     with LogWriter.open(log, "a") as writer:
@@ -175,7 +175,7 @@ def test_second_append_of_a_stager_was_staged_where_the_log_ended(log: MemorySto
 
 @pytest.mark.parametrize("once", [None, ONCE])
 @pytest.mark.parametrize("policy", [{"cleanup": Cleanup.COMPACT}, {"arrange_by_key": True}])
-def test_append_that_was_installed_without_a_name_and_compacted_since_is_not_made_again(
+def test_append_installed_without_a_name_and_compacted_since_is_not_made_again(
     log: MemoryStore, once: Once | None, policy: dict[str, Any]
 ) -> None:
     PolicyStore(log, "a").change(lambda _: Policy(min_dirty_percent=0, **policy))
@@ -197,7 +197,7 @@ def keyed(key: bytes, body: bytes) -> pa.Table:
     return pa.table([[key], [body]], schema=MESSAGE_SCHEMA)
 
 
-def test_repeated_append_deletes_nothing_that_is_installed_without_its_name_meanwhile(log: MemoryStore) -> None:
+def test_repeated_append_deletes_nothing_installed_without_its_name_meanwhile(log: MemoryStore) -> None:
     named(log, b"1", ONCE)
     staged, faulty = Stager(log, "a").stage(table(b"1")), FaultyStore(log)
 
