@@ -72,7 +72,7 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "marks are not waited for",
-        "wal3_core.model.compacting:Compaction.expired_below",
+        "wal3_core.model.manifest:Compaction.expired_below",
         "mark.timestamp_us <= since_us",
         "mark.timestamp_us <= now_us",
     ),
@@ -87,9 +87,9 @@ COMPACTION_MUTANTS = (
     Mutation(
         "an overtaken pass leaves its mark",
         INSTALLER + "_withdrawn",
-        "return withdraw_compaction(manifest) if ours",
-        "return __import__('dataclasses').replace(withdraw_compaction(manifest), compaction=manifest.compaction.passed("
-        "self._token, self._record.limit, self._now_us(), swept=0)) if ours",
+        "return manifest.withdraw_compaction() if ours",
+        "return __import__('dataclasses').replace(manifest.withdraw_compaction(), "
+        "compaction=manifest.compaction.passed(self._token, self._record.limit, self._now_us(), swept=0)) if ours",
     ),
     Mutation(
         "a merge leaves out its first fragment",

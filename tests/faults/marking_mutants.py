@@ -62,7 +62,7 @@ MARKING_MUTANTS = (
     Mutation(
         "the fence is not moved before an overdue marker is dropped",
         ROLLUP + "_fenced_next",
-        "else move_fence(manifest)",
+        "else manifest.move_fence()",
         "else manifest",
     ),
     Mutation(

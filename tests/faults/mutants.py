@@ -339,7 +339,7 @@ MUTANTS = (
     Mutation(
         "the fence is not moved before orphans are deleted",
         PRUNER + "_mark_orphans",
-        "move_fence(manifest) if",
+        "manifest.move_fence() if",
         "manifest if",
     ),
     Mutation(

@@ -203,7 +203,7 @@ NARROW_MUTANTS = (
     Mutation(
         "an append is forgotten that may still be committed",
         "wal3_core.log.write.once:fenced",
-        "move_fence(found) if found.fence == fence else None",
+        "found.move_fence() if found.fence == fence else None",
         "None",
     ),
     Mutation(

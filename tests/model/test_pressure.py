@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.stores import LOG_ID
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Boundary, Seal
+from wal3_core.model.manifest import Boundary, Manifest, Seal
 from wal3_core.model.policy import Policy
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.pressure import Pressure, pressure_of

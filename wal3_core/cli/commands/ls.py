@@ -18,7 +18,7 @@ from wal3_core.cli.times import Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
 from wal3_core.fleet.pressure import measure_logs
-from wal3_core.model.manifest_parts import BEING_DESTROYED
+from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import STORE_IDENTITY
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from wal3_core.log.maintain.sealer import seal as seal_log
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.model.manifest import Seal
 
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
 
