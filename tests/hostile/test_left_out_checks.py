@@ -186,11 +186,11 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
         document_beyond_its_size,
     ),
     (
-        Mutation("balance", f"{MODEL}.manifest_checks:check_balance", "balance != setsum", "False"),
+        Mutation("balance", f"{MODEL}.manifest:_check_balance", "balance != setsum", "False"),
         unbalanced_manifest,
     ),
     (
-        Mutation("counts", f"{MODEL}.manifest_checks:check_counts", "held != (num_bytes, num_records)", "False"),
+        Mutation("counts", f"{MODEL}.manifest:_check_counts", "held != (num_bytes, num_records)", "False"),
         miscounted_manifest,
     ),
     (
@@ -269,7 +269,7 @@ def test_two_checks_keep_the_table_of_epochs_short() -> None:
     """The limit on the list's length, and the manifest's own."""
     counted = Mutation("list", f"{MODEL}.strict_json:Fields.items", "len(value) > count_max", "False")
     epochs = Mutation(
-        "epochs", f"{MODEL}.manifest_checks:check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
+        "epochs", f"{MODEL}.manifest:_check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
     )
 
     for each in (counted, epochs):
