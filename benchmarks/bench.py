@@ -29,7 +29,7 @@ from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.large_logs import STEP_US, made_up
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Boundary, Epoch
+from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.paths import snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum

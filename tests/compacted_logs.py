@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader, LogWriter, Record
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.stores import life_store
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Boundary, Epoch
+from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import MANIFEST, fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition

@@ -129,7 +129,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer as FragmentPointer
     from wal3_core.model.garbage import Garbage as Garbage
     from wal3_core.model.manifest import Manifest as Manifest
-    from wal3_core.model.manifest_parts import Seal as Seal
+    from wal3_core.model.manifest import Seal as Seal
     from wal3_core.model.marker import Marker as Marker
     from wal3_core.model.parquet.decoding import Fragment as Fragment
     from wal3_core.model.pass_record import PassRecord as PassRecord
@@ -328,7 +328,7 @@ _HOMES = {
     "RollUpTime": "wal3_core.fleet.dirty.rollup_plan",
     "Runtime": "wal3_core.runtime.port",
     "ScrubReport": "wal3_core.log.read.scrub",
-    "Seal": "wal3_core.model.manifest_parts",
+    "Seal": "wal3_core.model.manifest",
     "SealedError": "wal3_core.errors",
     "Setsum": "wal3_core.model.setsum",
     "Shape": "wal3_core.model.shape",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.manifest import BEING_DESTROYED, Seal
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore

@@ -13,7 +13,6 @@ from tests.spec.collecting import roll
 from tests.spec.compacting import LOG, append, compactor, keyed_log
 from tests.stores import damage, life_store
 from wal3_core import open_store
-from wal3_core.model.compacting import announce_compaction
 from wal3_core.model.paths import key_rollup_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.runtime import shared_runtime
@@ -122,7 +121,7 @@ def test_inspect_shows_what_passes_have_done(keyed: Command) -> None:
 def test_inspect_shows_a_pass_that_is_announced(keyed: Command) -> None:
     manifests = ManifestStore(log_store(open_store(keyed.url), "users"), shared_runtime())
     base = manifests.load()
-    manifests.install(announce_compaction(base.manifest, "0123456789abcdef", 7), base)
+    manifests.install(base.manifest.announce_compaction("0123456789abcdef", 7), base)
 
     [document] = keyed.json("inspect", "users", "--json")
 
@@ -130,7 +129,7 @@ def test_inspect_shows_a_pass_that_is_announced(keyed: Command) -> None:
     assert document["compacting"]["token"] == "0123456789abcdef"
 
     base = manifests.load()
-    manifests.install(announce_compaction(base.manifest, "0123456789abcdef", 0), base)
+    manifests.install(base.manifest.announce_compaction("0123456789abcdef", 0), base)
 
     printed = keyed.ok("inspect", "users")
     assert b"pass 0123456789abcdef is about to replace fragments, and drops no record" in printed

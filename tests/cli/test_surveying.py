@@ -15,7 +15,7 @@ from wal3_core import FeedSubscription, FeedWriter, KeyedLog, SubscriptionOption
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.manifest import Seal
 from wal3_core.options import SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage import doctor

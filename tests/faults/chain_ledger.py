@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.oracle import Oracle
     from wal3_core import Message
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest_parts import Announcement
+    from wal3_core.model.manifest import Announcement
 
 
 @dataclass(eq=False)

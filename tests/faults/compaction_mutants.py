@@ -72,8 +72,8 @@ COMPACTION_MUTANTS = (
     Mutation(
         "an overtaken pass leaves its mark",
         "Installer._withdrawn",
-        "withdraw_compaction(_1)",
-        "__import__('dataclasses').replace(withdraw_compaction(_1), compaction=_1.compaction.passed(\n"
+        "_1.withdraw_compaction()",
+        "__import__('dataclasses').replace(_1.withdraw_compaction(), compaction=_1.compaction.passed(\n"
         "    self._token, self._record.limit, self._now_us(), swept=0\n"
         "))",
     ),

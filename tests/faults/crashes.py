@@ -53,7 +53,7 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.manifest_parts import EPOCHS_MAX
+from wal3_core.model.manifest import EPOCHS_MAX
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import Snapshot

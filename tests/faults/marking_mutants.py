@@ -46,7 +46,7 @@ MARKING_MUTANTS = (
         "a marker that waited long is dropped without a fence", "RollUp._fence", "marked.fenced(_)", "marked.fenced(0)"
     ),
     Mutation(
-        "the fence is not moved before an overdue marker is dropped", "RollUp._fenced_next", "move_fence(_1)", "_1"
+        "the fence is not moved before an overdue marker is dropped", "RollUp._fenced_next", "_1.move_fence()", "_1"
     ),
     Mutation(
         "the end of the log is read before the fence is moved",

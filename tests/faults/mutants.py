@@ -270,7 +270,7 @@ MUTANTS = (
         "pins = _1",
         "pins = [pin for pin in _1 if not pin.complete]",
     ),
-    Mutation("the fence is not moved before orphans are deleted", "Pruner._mark_orphans", "move_fence(_1)", "_1"),
+    Mutation("the fence is not moved before orphans are deleted", "Pruner._mark_orphans", "_1.move_fence()", "_1"),
     Mutation(
         "a snapshot is deleted before the objects below it",
         "Deleter._delete_tree",

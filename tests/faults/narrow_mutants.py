@@ -196,7 +196,7 @@ NARROW_MUTANTS = (
         "failed(error)\nbreak",
         "raise",
     ),
-    Mutation("an append is forgotten that may still be committed", "fenced", "move_fence(_) if _ else None", "None"),
+    Mutation("an append is forgotten that may still be committed", "fenced", "_.move_fence() if _ else None", "None"),
     Mutation(
         "a writer's cursor counts as a consumer's",
         "is_consumed",

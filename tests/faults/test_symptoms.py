@@ -25,7 +25,7 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions

@@ -177,11 +177,11 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
         document_beyond_its_size,
     ),
     (
-        Mutation("balance", "check_balance", "balance != setsum", "False"),
+        Mutation("balance", "_check_balance", "balance != setsum", "False"),
         unbalanced_manifest,
     ),
     (
-        Mutation("counts", "check_counts", "held != (num_bytes, num_records)", "False"),
+        Mutation("counts", "_check_counts", "held != (num_bytes, num_records)", "False"),
         miscounted_manifest,
     ),
     (
@@ -244,7 +244,7 @@ def test_two_checks_tie_a_snapshot_s_bytes_to_its_name() -> None:
 def test_two_checks_keep_the_table_of_epochs_short() -> None:
     """The limit on the list's length, and the manifest's own."""
     counted = Mutation("list", "Fields.items", "len(value) > count_max", "False")
-    epochs = Mutation("epochs", "check_epochs", "_ or any(_1)", "any(_1)")
+    epochs = Mutation("epochs", "_check_epochs", "_ or any(_1)", "any(_1)")
 
     for each in (counted, epochs):
         with applied(each), pytest.raises(CorruptError):

@@ -8,8 +8,7 @@ import pytest
 
 from tests.stores import LOG_ID
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum

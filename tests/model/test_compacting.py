@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
-from wal3_core.model.compacting import CLEAN_MARKS_MAX, NOT_COMPACTED, CleanMark, Compaction
+from wal3_core.model.manifest import CLEAN_MARKS_MAX, NOT_COMPACTED, CleanMark, Compaction
 from wal3_core.runtime import US_PER_S
 
 TOKEN = "a" * 16

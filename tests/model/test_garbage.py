@@ -16,8 +16,7 @@ from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.garbage import Cut, Garbage, cut_below
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Announcement, Boundary
+from wal3_core.model.manifest import Announcement, Boundary, Manifest
 from wal3_core.model.paths import fragment_path, garbage_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY

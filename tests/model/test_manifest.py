@@ -15,9 +15,7 @@ from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
-from wal3_core.model.manifest_text import NONE_KNOWN
+from wal3_core.model.manifest import NONE_KNOWN, Boundary, Durability, Epoch, Manifest, Seal
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums

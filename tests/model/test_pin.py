@@ -13,7 +13,7 @@ from tests.model.trees import Tree
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
-from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.manifest import Seal
 from wal3_core.model.pin import Pin
 
 if TYPE_CHECKING:

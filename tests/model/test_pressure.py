@@ -8,8 +8,7 @@ import pytest
 
 from tests.stores import LOG_ID
 from wal3_core.fleet.dirty.back_pressure import Pressure, pressure_of
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Boundary, Seal
+from wal3_core.model.manifest import Boundary, Manifest, Seal
 from wal3_core.model.policy import Policy
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 

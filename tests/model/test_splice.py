@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.model.test_repack import Grown, grown_trees
 from tests.model.trees import Tree
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.compacting import Compaction
+from wal3_core.model.manifest import Compaction
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums

@@ -18,8 +18,7 @@ from wal3_core.options import SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.manifest_parts import Epoch
+    from wal3_core.model.manifest import Epoch, Manifest
     from wal3_core.model.snapshot import Pointer, Snapshot
 
 SMALL = SnapshotOptions(

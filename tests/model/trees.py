@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape

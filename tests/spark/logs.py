@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import fragment_path
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime

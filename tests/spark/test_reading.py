@@ -17,8 +17,7 @@ from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import LOG_ID, FaultyStore, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark import planning
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches

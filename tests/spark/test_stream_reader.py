@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.logs import collect, fill
 from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate, undo_destroy
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
-from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.manifest import BEING_DESTROYED, Seal
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import COLUMNS, spark_schema

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from wal3_core.compaction.scope import cursor_offsets
 from wal3_core.errors import InvalidRequestError, UnavailableError
-from wal3_core.model.compacting import announce_compaction, withdraw_compaction
 from wal3_core.model.splice import apply_splice, splice
 from wal3_core.runtime import US_PER_S, map_ahead
 from wal3_core.storage.documents.manifest_store import Installed
@@ -22,8 +21,7 @@ from wal3_core.storage.object_store import share_of
 if TYPE_CHECKING:
     from wal3_core.compaction.compaction_options import KeyCompactorOptions
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.compacting import CompactionAnnouncement
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest import CompactionAnnouncement, Manifest
     from wal3_core.model.pass_record import PassRecord
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.model.splice import Spliced
@@ -99,7 +97,7 @@ class Installer:
         limit = 0 if self._record.keeps_all else self._record.limit
 
         def announced(manifest: Manifest) -> Manifest:
-            return announce_compaction(manifest, self._token, limit)
+            return manifest.announce_compaction(self._token, limit)
 
         base = self._manifests.load()
         cause = self._outdated(base.manifest)
@@ -149,7 +147,7 @@ class Installer:
     def _withdrawn(self, base: Installed, cause: str) -> Overtaken:
         def withdraw(manifest: Manifest) -> Manifest | None:
             ours = manifest.compacting is not None and manifest.compacting.token == self._token
-            return withdraw_compaction(manifest) if ours else None
+            return manifest.withdraw_compaction() if ours else None
 
         self._manifests.change(base, withdraw, rebases_max=self._options.rebases_max)
         return Overtaken(cause)

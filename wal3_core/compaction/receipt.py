@@ -24,7 +24,7 @@ from wal3_core.storage.object_store import object_url
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from wal3_core.model.compacting import Compaction
+    from wal3_core.model.manifest import Compaction
     from wal3_core.model.pass_record import PassRecord
     from wal3_core.model.splice import Replacement
     from wal3_core.model.strict_json import JsonObject

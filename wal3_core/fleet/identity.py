@@ -12,7 +12,7 @@ import re
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model import strict_json
 from wal3_core.model.paths import STORE_IDENTITY
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.strict_json import check_format_version
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import Done, ObjectStore, object_url

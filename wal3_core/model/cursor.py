@@ -6,6 +6,7 @@ it along and never reads it. Source: docs/protocol.md, "Cursors".
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
-from wal3_core.model.paths import NO_LOG, WRITER_CURSOR, LogId, check_log_id
+from wal3_core.model.paths import LOG_ID, NO_LOG, WRITER_CURSOR, LogId
 from wal3_core.model.position import LogPosition
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.strict_json import INTEGER, TEXT, Fields, Kind, Member, StoredDocument, nested, one_of
 
 if TYPE_CHECKING:
-    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.model.strict_json import JsonObject
 
-FORMAT_VERSION = 2
 BYTES_MAX = 2**18
 
 
@@ -103,8 +103,17 @@ class Extension:
 NO_EXTENSION = Extension()
 
 
+def _appends_from(fields: Fields, name: str) -> tuple[NamedAppend, ...]:
+    """Read the named appends, of which there is at least one."""
+    found = tuple(map(NamedAppend.from_json, fields.objects(name, count_max=NAMED_APPENDS_MAX)))
+    if not found or len({each.naming for each in found}) < len(found):
+        message = f"{fields.what}: expected appends of different naming, or no such field, found others"
+        raise CorruptError(message)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
+class Cursor(StoredDocument):
     """A position, when it was written (microseconds since the epoch) and by whom.
 
     ``owner`` is None in a cursor that an earlier version wrote: the first that uses it becomes its owner. One that does
@@ -124,6 +133,20 @@ class Cursor:
     appends: tuple[NamedAppend, ...] = ()
     carried_from: LogId = NO_LOG
 
+    BYTES_MAX = BYTES_MAX
+    MEMBERS = (
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("position", nested(LogPosition)),
+        Member("epoch_us", INTEGER),
+        Member("writer", TEXT),
+        Member("owner", one_of(Owner), default=None),
+        Member("unpinned", Kind(lambda fields, name: not fields.is_set(name), operator.not_), "pins", default=True),
+        Member("extension", Kind(Fields.object, Extension.to_json), default=NO_EXTENSION),
+        Member("appends", Kind(_appends_from, lambda appends: [each.to_json() for each in appends]), default=()),
+        Member("carried_from", LOG_ID, default=NO_LOG),
+    )
+
     def within(self, limit: LogPosition) -> Cursor:
         """Return it for a log that ends at ``limit``: nothing behind that is processed there."""
         stays = self.position.offset <= limit.offset
@@ -131,53 +154,22 @@ class Cursor:
         appends = tuple(each.within(limit.offset) for each in self.appends)
         return replace(self, position=self.position if stays else limit, extension=kept, appends=appends)
 
-    def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON."""
-        extension = self.extension.to_json()
-        return strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "log_id": self.log_id,
-                "generation": self.generation,
-                "position": self.position.to_json(),
-                "epoch_us": self.epoch_us,
-                "writer": self.writer,
-                # Of a writer, the appends say it.
-                **({"owner": str(self.owner)} if self.owner and not self.appends else {}),
-                **({} if self.pins else {"unpinned": True}),
-                **({"extension": extension} if extension else {}),
-                **({"appends": [each.to_json() for each in self.appends]} if self.appends else {}),
-                **({"carried_from": self.carried_from} if self.carried_from else {}),
-            }
-        )
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        said = strict_json.dump_members(self, self.MEMBERS)
+        if self.appends:
+            # They say that it is a writer's.
+            said.pop("owner", None)
+        return said
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, what: str) -> Cursor:
-        """Decode; CorruptError names ``what`` when anything is off."""
-        return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Cursor:
+    def from_json(cls, fields: Fields) -> Cursor:
         """Read from a JSON object."""
-        check_format_version(fields, FORMAT_VERSION)
-        position = LogPosition.from_json(fields.object("position"))
-        cursor = cls(
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            generation=fields.integer("generation"),
-            position=position,
-            epoch_us=fields.integer("epoch_us"),
-            writer=fields.string("writer"),
-            owner=_owner_from(fields),
-            pins=not fields.is_set("unpinned"),
-            extension=(
-                Extension.from_json(fields.object("extension"), position) if fields.has("extension") else NO_EXTENSION
-            ),
-            appends=_appends_from(fields) if fields.has("appends") else (),
-            carried_from=check_log_id(fields.string("carried_from"), fields.what)
-            if fields.has("carried_from")
-            else NO_LOG,
-        )
-        cursor = _of_earlier_version(cursor, fields)
+        extension = fields.object("extension") if fields.has("extension") else None
+        values = strict_json.read_members(fields, cls.MEMBERS)
+        if extension is not None:
+            values["extension"] = Extension.from_json(extension, values["position"])
+        cursor = _of_earlier_version(cls(**values), fields)
         fields.finish()
         return cursor
 
@@ -211,16 +203,6 @@ def consumes(name: str, cursor: Cursor) -> bool:
     return not is_writers(name, cursor) and (cursor.owner is None or cursor.owner.consumes)
 
 
-def _owner_from(fields: Fields) -> Owner | None:
-    if not fields.has("owner"):
-        return None
-    found = fields.string("owner")
-    if found not in list(Owner):
-        message = f"{fields.what}: field owner: expected one of {', '.join(Owner)}, found {ascii(found)[:80]}"
-        raise CorruptError(message)
-    return Owner(found)
-
-
 def _of_earlier_version(cursor: Cursor, fields: Fields) -> Cursor:
     """Read what earlier versions wrote in place of an owner and its extension."""
     if cursor.appends:
@@ -249,12 +231,3 @@ def _of_earlier_version(cursor: Cursor, fields: Fields) -> Cursor:
         )
         cursor = replace(cursor, owner=Owner.SUBSCRIPTION, pins=pins, extension=kept)
     return cursor
-
-
-def _appends_from(fields: Fields) -> tuple[NamedAppend, ...]:
-    """Read the named appends, of which there is at least one."""
-    found = tuple(map(NamedAppend.from_json, fields.objects("appends", count_max=NAMED_APPENDS_MAX)))
-    if not found or len({each.naming for each in found}) < len(found):
-        message = f"{fields.what}: expected appends of different naming, or no such field, found others"
-        raise CorruptError(message)
-    return found

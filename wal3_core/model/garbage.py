@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError
-from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Boundary
-from wal3_core.model.paths import NO_LOG, LogId, check_log_id, check_object_path, check_token, garbage_path
+from wal3_core.model.manifest import Boundary
+from wal3_core.model.paths import LOG_ID, NO_LOG, TOKEN, LogId, check_object_path, garbage_path
 from wal3_core.model.snapshot import (
     Pointer,
     Snapshot,
     SnapshotPointer,
-    check_format_version,
     check_run,
     count_fragments,
     sum_setsums,
 )
+from wal3_core.model.strict_json import FLAG, INTEGER, TEXT, Member, StoredDocument, nested, several
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.strict_json import Fields, JsonObject
 
-FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**20
 
 
@@ -95,8 +93,29 @@ class _Cutter:
         return part.pointer_to(part.to_bytes())
 
 
+def _pointer_to_json(pointer: Pointer) -> JsonObject:
+    kind = "fragment" if isinstance(pointer, FragmentPointer) else "snapshot"
+    return {kind: pointer.to_json()}
+
+
+def _pointer_from_json(fields: Fields) -> Pointer:
+    pointer: Pointer
+    if fields.has("fragment"):
+        pointer = FragmentPointer.from_json(fields.object("fragment"))
+    else:
+        pointer = SnapshotPointer.from_json(fields.object("snapshot"))
+    fields.finish()
+    return pointer
+
+
+def _orphan_from_json(fields: Fields) -> str:
+    path = check_object_path(fields.string("path"))
+    fields.finish()
+    return path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Garbage:
+class Garbage(StoredDocument):
     """A garbage document: the objects that a collection leaves to be deleted, and why.
 
     ``first`` is where the log begins afterwards, None for a document of ``orphans`` (paths) alone. ``pruned``
@@ -143,24 +162,23 @@ class Garbage:
         """Bytes of the fragments that are dropped."""
         return sum(pointer.num_bytes for pointer in self.dropped)
 
+    BYTES_MAX = BYTES_MAX
+    MEMBERS = (
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("token", TOKEN),
+        Member("writer", TEXT),
+        Member("reason", TEXT),
+        Member("first", nested(Boundary), default=None),
+        Member("dropped", several(_pointer_from_json, POINTERS_MAX, _pointer_to_json)),
+        Member("replaced", several(SnapshotPointer.from_json, POINTERS_MAX, SnapshotPointer.to_json)),
+        Member("orphans", several(_orphan_from_json, POINTERS_MAX, lambda path: {"path": path})),
+        Member("pruned", FLAG),
+    )
+
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON; CollectionRefusedError when it is larger than readers accept."""
-        first: JsonObject = {} if self.first is None else {"first": self.first.to_json()}
-        data = strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "log_id": self.log_id,
-                "generation": self.generation,
-                "token": self.token,
-                "writer": self.writer,
-                "reason": self.reason,
-                **first,
-                "dropped": [_pointer_to_json(pointer) for pointer in self.dropped],
-                "replaced": [pointer.to_json() for pointer in self.replaced],
-                "orphans": [{"path": path} for path in self.orphans],
-                "pruned": self.pruned,
-            }
-        )
+        data = StoredDocument.to_bytes(self)
         count = max(map(len, (self.dropped, self.replaced, self.orphans)))
         if count > POINTERS_MAX or len(data) > BYTES_MAX:
             message = (
@@ -170,30 +188,7 @@ class Garbage:
             raise CollectionRefusedError(message)
         return data
 
-    @classmethod
-    def from_bytes(cls, data: bytes, *, what: str) -> Garbage:
-        """Decode and check; CorruptError names ``what`` when anything is off."""
-        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
-        check_format_version(fields, FORMAT_VERSION)
-        garbage = cls(
-            log_id=check_log_id(fields.string("log_id"), what),
-            generation=fields.integer("generation"),
-            token=check_token(fields.string("token"), what),
-            writer=fields.string("writer"),
-            reason=fields.string("reason"),
-            first=Boundary.from_json(fields.object("first")) if fields.has("first") else None,
-            dropped=tuple(_pointer_from_json(item) for item in fields.objects("dropped", count_max=POINTERS_MAX)),
-            replaced=tuple(
-                SnapshotPointer.from_json(item) for item in fields.objects("replaced", count_max=POINTERS_MAX)
-            ),
-            orphans=tuple(_orphan_from_json(item) for item in fields.objects("orphans", count_max=POINTERS_MAX)),
-            pruned=fields.flag("pruned"),
-        )
-        fields.finish()
-        garbage.check(what)
-        return garbage
-
-    def check(self, what: str) -> None:
+    def check_stored(self, what: str) -> None:
         """Refuse pointers that one collection cannot have dropped."""
         check_run(self.dropped)
         limit = self.dropped[-1].last_seq_no + 1 if self.dropped else None
@@ -201,24 +196,3 @@ class Garbage:
             found = None if self.first is None else self.first.seq_no
             message = f"{what}: expected the log to continue at fragment {limit}, found {found}"
             raise CorruptError(message)
-
-
-def _pointer_to_json(pointer: Pointer) -> JsonObject:
-    kind = "fragment" if isinstance(pointer, FragmentPointer) else "snapshot"
-    return {kind: pointer.to_json()}
-
-
-def _pointer_from_json(fields: Fields) -> Pointer:
-    pointer: Pointer
-    if fields.has("fragment"):
-        pointer = FragmentPointer.from_json(fields.object("fragment"))
-    else:
-        pointer = SnapshotPointer.from_json(fields.object("snapshot"))
-    fields.finish()
-    return pointer
-
-
-def _orphan_from_json(fields: Fields) -> str:
-    path = check_object_path(fields.string("path"))
-    fields.finish()
-    return path

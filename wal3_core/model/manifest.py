@@ -2,53 +2,284 @@
 
 Every transition returns a new manifest; all but ``apply_fragments`` check it when its pointers changed. The storage
 layer reads each back, which checks it, and swaps it in by CAS.
-Keeps INV-1 to INV-7 of docs/protocol.md.
+Keeps INV-1 to INV-7, and INV-41 to INV-44, of docs/protocol.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.errors import InvalidRequestError, SealedError
+from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model import strict_json
-from wal3_core.model.compacting import NOT_COMPACTED, Compaction, CompactionAnnouncement
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
-from wal3_core.model.manifest_parts import (
-    BEING_DESTROYED,
-    EPOCHS_MAX,
-    Announcement,
-    Boundary,
-    Durability,
-    Epoch,
-    Seal,
-    view_of,
-)
-from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText, pointer_texts
-from wal3_core.model.paths import MANIFEST, LogId, check_log_id
+from wal3_core.model.paths import LOG_ID, MANIFEST, TOKEN, LogId, check_garbage_path
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.snapshot import (
-    Pointer,
-    SnapshotPointer,
+from wal3_core.model.setsum import EMPTY, SETSUM, Setsum
+from wal3_core.model.snapshot import Pointer, SnapshotPointer, check_run, describe, sum_setsums
+from wal3_core.model.strict_json import (
+    FLAG,
+    INTEGER,
+    SET,
+    TEXT,
+    Fields,
+    Member,
+    Stored,
     check_format_version,
-    check_run,
-    describe,
-    sum_setsums,
+    nested,
+    one_of,
+    several,
+    text_as,
 )
-from wal3_core.model.strict_json import Fields
-from wal3_core.options import POINTERS_MAX
+from wal3_core.options import POINTERS_MAX, View
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.options import View
+    from collections.abc import Callable, Mapping, Sequence
 
 P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**20
+
+# The seal's reason in a log that is being destroyed.
+BEING_DESTROYED = "being destroyed"
+# The remedy in errors about such a log.
+UNDO = "destroy it again to the end, or take that back (`wal3 destroy LOG --undo`, or undo_destroy)"
+
+# The outcome of an unanswered commit of an older term is unknown.
+EPOCHS_MAX = 16
+# All tokens of a writer that appends begin with the same digits; the others are random, more than enough for its terms.
+TAG_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary(Stored):
+    """A boundary between fragments: the seq_no and the position that follow it."""
+
+    seq_no: FragmentSeqNo
+    position: LogPosition
+
+    MEMBERS = (Member("seq_no", INTEGER), Member("position", nested(LogPosition)))
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch(Stored):
+    """One writer's reign: it wrote the fragments from ``first_seq_no`` to the next epoch's."""
+
+    epoch: int
+    token: str
+    first_seq_no: FragmentSeqNo
+
+    MEMBERS = (Member("epoch", INTEGER), Member("writer", TOKEN, "token"), Member("first_seq_no", INTEGER))
+
+    @property
+    def tag(self) -> str:
+        """What the epochs of one writer have in common; by chance also those of two: no decision on data uses it."""
+        return self.token[:TAG_DIGITS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal(Stored):
+    """Why, when and by whom the log was sealed, and its successor's name."""
+
+    reason: str
+    sealed_by: str
+    timestamp_us: int
+    successor: str | None = None
+
+    MEMBERS = (
+        Member("reason", TEXT),
+        Member("sealed_by", TEXT),
+        Member("timestamp_us", INTEGER),
+        Member("successor", TEXT, default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement(Stored):
+    """An announced collection: the path of its garbage document, and the boundary where the log will begin.
+
+    It is part of the manifest, so that announcing, pruning and withdrawing have one order for every process:
+    a cursor or pin below ``first`` comes too late. ``generation`` is that of the manifest that announced it, so
+    an announcement that is withdrawn and made again is a different one.
+    """
+
+    garbage: str
+    first: Boundary
+    generation: int
+
+    MEMBERS = (
+        Member("garbage", text_as(lambda path, _: check_garbage_path(path))),
+        Member("first", nested(Boundary)),
+        Member("generation", INTEGER),
+    )
+
+
+class Durability(StrEnum):
+    """Whether a fragment that was sent for commit is durable."""
+
+    DURABLE = "durable"
+    NOT_DURABLE = "not durable"
+    UNKNOWN = "unknown"
+
+
+VIEW = one_of(View)
+
+# Passes that a delete retention remembers one by one. With more, some tombstones stay until the next one's time.
+CLEAN_MARKS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CleanMark(Stored):
+    """A pass that left one record of each key below the offset ``limit``; ``timestamp_us`` is the store's time then."""
+
+    limit: int
+    timestamp_us: int
+
+    MEMBERS = (Member("limit", INTEGER), Member("timestamp_us", INTEGER))
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction(Stored):
+    """How far a log is compacted: the number of passes, and what they left clean, each mark above the one before.
+
+    Below the offset ``swept`` a pass has dropped the expired tombstones. Below ``arranged`` passes have arranged by key
+    whatever they found; 0 if the last one did not arrange. ``token`` is the last pass's.
+    """
+
+    passes: int = 0
+    token: str = ""
+    clean: tuple[CleanMark, ...] = ()
+    swept: int = 0
+    arranged: int = 0
+
+    MEMBERS = (
+        Member("passes", INTEGER),
+        Member("token", TOKEN),
+        Member("clean", several(CleanMark.from_json, CLEAN_MARKS_MAX, CleanMark.to_json)),
+        Member("swept", INTEGER),
+        Member("arranged", INTEGER, default=0),
+    )
+
+    def check_stored(self, what: str) -> None:
+        """Refuse marks that do not rise."""
+        for before, after in pairwise(self.clean):
+            if after.limit <= before.limit or after.timestamp_us < before.timestamp_us:
+                message = f"{what}: expected rising clean marks, found {before} before {after}"
+                raise CorruptError(message)
+
+    @property
+    def clean_limit(self) -> int:
+        """The offset below which each key has one record; 0 before the first pass."""
+        return self.clean[-1].limit if self.clean else 0
+
+    def expired_below(self, now_us: int, delete_retention_s: int) -> int:
+        """Return the offset below which tombstones have been clean for the delete retention; 0 for nowhere."""
+        since_us = now_us - delete_retention_s * US_PER_S
+        return max((mark.limit for mark in self.clean if mark.timestamp_us <= since_us), default=0)
+
+    def passed(self, token: str, limit: int, timestamp_us: int, *, swept: int, arranged: int = 0) -> Compaction:
+        """Return it after a pass that left everything below ``limit`` clean, and below ``swept`` no tombstones.
+
+        Below ``arranged`` everything is arranged by key by now.
+        """
+        clean, swept = self.clean, max(self.swept, swept)
+        if limit > self.clean_limit:
+            # The store's clock does not run back; a mark that seems older than the one before counts from that one.
+            latest_us = max((mark.timestamp_us for mark in clean), default=0)
+            clean = _thinned((*clean, CleanMark(limit, max(timestamp_us, latest_us))), swept)
+        return Compaction(self.passes + 1, token, clean, swept, arranged)
+
+
+def _thinned(marks: Sequence[CleanMark], swept: int) -> tuple[CleanMark, ...]:
+    """Drop marks until they are few enough.
+
+    First those whose tombstones were dropped, all but the last of them; then each time the one whose neighbours are the
+    closest in time. So those that are left lie evenly between the oldest that counts and now, however often passes are
+    made, and each comes to its time.
+    """
+    kept = list(marks)
+    while len(kept) > CLEAN_MARKS_MAX and kept[1].limit <= swept:
+        del kept[0]
+    while len(kept) > CLEAN_MARKS_MAX:
+        apart = [after.timestamp_us - before.timestamp_us for before, after in zip(kept, kept[2:], strict=False)]
+        del kept[1 + apart.index(min(apart))]
+    return tuple(kept)
+
+
+NOT_COMPACTED = Compaction()
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionAnnouncement(Stored):
+    """A pass is about to replace fragments below the offset ``limit``: a cursor created below it withdraws this.
+
+    ``token`` is the pass's; ``generation`` that of the manifest that announced it.
+    """
+
+    token: str
+    limit: int
+    generation: int
+
+    MEMBERS = (Member("token", TOKEN), Member("limit", INTEGER), Member("generation", INTEGER))
+
+
+@dataclass(frozen=True, slots=True)
+class PointerText:
+    """A pointer, and its JSON."""
+
+    pointer: Pointer
+    text: bytes
+
+
+# By path: pointers whose JSON was read back, and gave the same pointer.
+KnownTexts = dict[str, PointerText]
+NONE_KNOWN: KnownTexts = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestText:
+    """The members of a manifest's JSON: those before its pointers, the pointers, and those behind them."""
+
+    opening: bytes
+    snapshots: Sequence[PointerText]
+    fragments: Sequence[PointerText]
+    closing: bytes
+
+    def data(self) -> bytes:
+        """Return the manifest's bytes."""
+        return strict_json.with_checksum(self._joined(attrgetter("text")))
+
+    def unknown(self, known: KnownTexts) -> bytes:
+        """Return its JSON with the mere path, for each pointer whose text is known, in place of that text."""
+        return self._joined(lambda each: _name(each) if known.get(each.pointer.path) is each else each.text) + b"}"
+
+    def texts(self) -> KnownTexts:
+        """Return the texts of its pointers, to be known once they have been read back."""
+        return {each.pointer.path: each for each in (*self.snapshots, *self.fragments)}
+
+    def _joined(self, text: Callable[[PointerText], bytes]) -> bytes:
+        snapshots, fragments = b",".join(map(text, self.snapshots)), b",".join(map(text, self.fragments))
+        return b'%b,"snapshots":[%b],"fragments":[%b],%b' % (self.opening, snapshots, fragments, self.closing)
+
+
+def _pointer_texts(pointers: Sequence[Pointer], known: Mapping[str, PointerText]) -> tuple[PointerText, ...]:
+    """Return the pointers' texts; one is known only for the very object that was encoded before."""
+    texts = []
+    for pointer in pointers:
+        text = known.get(pointer.path)
+        if text is None or text.pointer is not pointer:
+            text = PointerText(pointer, strict_json.dump(pointer.to_json()))
+        texts.append(text)
+    return tuple(texts)
+
+
+def _name(text: PointerText) -> bytes:
+    # A path that was read back has no character that JSON escapes.
+    return b'"%b"' % text.pointer.path.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +455,18 @@ class Manifest:
         pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
         return replace(self, first=first, pruned=pruned, announced=None).holding(kept)
 
+    def announce_compaction(self, token: str, limit: int) -> Manifest:
+        """Announce that a pass is about to replace fragments below ``limit``; this withdraws an earlier one."""
+        return replace(self, compacting=CompactionAnnouncement(token, limit, self.generation + 1))
+
+    def withdraw_compaction(self) -> Manifest:
+        """Withdraw that announcement: the pass is planned again."""
+        return replace(self, compacting=None)
+
+    def move_fence(self) -> Manifest:
+        """Move the fence: no upload that began before is linked any more, so a pass that is announced is over, too."""
+        return replace(self.withdraw_compaction(), fence=self.fence + 1)
+
     def _check_announced(self, announcement: Announcement) -> None:
         if self.announced != announcement:
             found = None if self.announced is None else self.announced.garbage
@@ -250,10 +493,10 @@ class Manifest:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
         pointers = self.pointers
         check_run(pointers)
-        check_ends(pointers, self.first, self.next)
-        check_epochs(self.epochs, self.next)
-        check_balance(pointers, self.pruned, self.setsum)
-        check_counts(pointers, self.num_bytes, self.num_records)
+        _check_ends(pointers, self.first, self.next)
+        _check_epochs(self.epochs, self.next)
+        _check_balance(pointers, self.pruned, self.setsum)
+        _check_counts(pointers, self.num_bytes, self.num_records)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
@@ -261,12 +504,12 @@ class Manifest:
 
     def text(self, known: KnownTexts) -> ManifestText:
         """Encode, but for pointers whose texts are known."""
-        closing: JsonObject = {**_states(self), "num_bytes": self.num_bytes, "num_records": self.num_records}
+        opening = {"format_version": FORMAT_VERSION, **strict_json.dump_members(self, _BEFORE_POINTERS)}
         return ManifestText(
-            opening=strict_json.dump(_opening(self))[:-1],
-            snapshots=pointer_texts(self.snapshots, known),
-            fragments=pointer_texts(self.fragments, known),
-            closing=strict_json.dump(closing)[1:-1],
+            opening=strict_json.dump(opening)[:-1],
+            snapshots=_pointer_texts(self.snapshots, known),
+            fragments=_pointer_texts(self.fragments, known),
+            closing=strict_json.dump(strict_json.dump_members(self, _BEHIND_POINTERS))[1:-1],
         )
 
     @classmethod
@@ -279,31 +522,39 @@ class Manifest:
         """Read from a JSON object, and check; a known pointer may be given by its path alone."""
         check_format_version(fields, FORMAT_VERSION)
         manifest = cls(
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            follows=check_log_id(fields.string("follows"), fields.what) if fields.has("follows") else None,
-            generation=fields.integer("generation"),
-            fence=fields.integer("fence"),
-            writer=fields.string("writer"),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")),
-            pruned=Setsum.from_hexdigest(fields.string("pruned")),
-            first=Boundary.from_json(fields.object("first")),
-            next=Boundary.from_json(fields.object("next")),
-            epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
+            **strict_json.read_members(fields, (*_BEFORE_POINTERS, *_BEHIND_POINTERS)),
             snapshots=_read_each(fields, "snapshots", SnapshotPointer, known),
             fragments=_read_each(fields, "fragments", FragmentPointer, known),
-            seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
-            destroying=fields.flag("destroying") if fields.has("destroying") else False,
-            announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
-            compaction=Compaction.of(fields),
-            compacting=CompactionAnnouncement.of(fields),
-            keyed=fields.is_set("keyed"),
-            view=view_of(fields),
-            num_bytes=fields.integer("num_bytes"),
-            num_records=fields.integer("num_records"),
         )
         fields.finish()
         manifest.check()
         return manifest
+
+
+# The members in the order in which they are stored.
+_BEFORE_POINTERS = (
+    Member("log_id", LOG_ID),
+    Member("follows", LOG_ID, default=None),
+    Member("generation", INTEGER),
+    Member("fence", INTEGER),
+    Member("writer", TEXT),
+    Member("setsum", SETSUM),
+    Member("pruned", SETSUM),
+    Member("first", nested(Boundary)),
+    Member("next", nested(Boundary)),
+    Member("epochs", several(Epoch.from_json, EPOCHS_MAX, Epoch.to_json)),
+)
+_BEHIND_POINTERS = (
+    Member("seal", nested(Seal), default=None),
+    Member("destroying", FLAG, default=False),
+    Member("collecting", nested(Announcement), "announced", default=None),
+    Member("keyed", SET, default=False),
+    Member("view", VIEW, default=None),
+    Member("compaction", nested(Compaction), default=NOT_COMPACTED),
+    Member("compacting", nested(CompactionAnnouncement), default=None),
+    Member("num_bytes", INTEGER),
+    Member("num_records", INTEGER),
+)
 
 
 def _read_each(fields: Fields, name: str, kind: type[P], known: KnownTexts) -> tuple[P, ...]:
@@ -318,32 +569,42 @@ def _read_each(fields: Fields, name: str, kind: type[P], known: KnownTexts) -> t
     return tuple(pointers)
 
 
-def _opening(manifest: Manifest) -> JsonObject:
-    """Return the fields before the pointers, in the order in which they are stored."""
-    follows: JsonObject = {} if manifest.follows is None else {"follows": manifest.follows}
-    return {
-        "format_version": FORMAT_VERSION,
-        "log_id": manifest.log_id,
-        **follows,
-        "generation": manifest.generation,
-        "fence": manifest.fence,
-        "writer": manifest.writer,
-        "setsum": manifest.setsum.hexdigest(),
-        "pruned": manifest.pruned.hexdigest(),
-        "first": manifest.first.to_json(),
-        "next": manifest.next.to_json(),
-        "epochs": [entry.to_json() for entry in manifest.epochs],
-    }
+def _check_balance(pointers: Sequence[Pointer], pruned: Setsum, setsum: Setsum) -> None:
+    """Check that the pointers' records and those that were pruned are all that were ever appended."""
+    balance = sum_setsums(pointers) + pruned
+    if balance != setsum:
+        message = f"{MANIFEST}: expected setsum {setsum}, found {balance} in its pointers and pruned"
+        raise CorruptError(message)
 
 
-def _states(manifest: Manifest) -> JsonObject:
-    """Return the fields that most manifests leave out, in the order in which they are stored."""
-    return {
-        **({} if manifest.seal is None else {"seal": manifest.seal.to_json()}),
-        **({"destroying": True} if manifest.destroying else {}),
-        **({} if manifest.announced is None else {"collecting": manifest.announced.to_json()}),
-        **({"keyed": True} if manifest.keyed else {}),
-        **({} if manifest.view is None else {"view": manifest.view.value}),
-        **({} if manifest.compaction == NOT_COMPACTED else {"compaction": manifest.compaction.to_json()}),
-        **({} if manifest.compacting is None else {"compacting": manifest.compacting.to_json()}),
-    }
+def _check_counts(pointers: Sequence[Pointer], num_bytes: int, num_records: int) -> None:
+    """Check that the manifest's counts are the sums of its pointers'."""
+    held = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
+    if held != (num_bytes, num_records):
+        message = f"{MANIFEST}: expected {num_bytes} bytes, {num_records} records, found {held}"
+        raise CorruptError(message)
+
+
+def _check_ends(pointers: Sequence[Pointer], first: Boundary, limit: Boundary) -> None:
+    """Check that the log begins with its first pointer and ends with its last."""
+    expected_first = expected_limit = limit
+    if pointers:
+        expected_first = Boundary(pointers[0].first_seq_no, pointers[0].start)
+        expected_limit = Boundary(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
+    for name, expected, found in (("first", expected_first, first), ("next", expected_limit, limit)):
+        # Timestamps are not compared: that of a new log's ``first`` is set before its first fragment's.
+        if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
+            message = (
+                f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"
+                f" found fragment {found.seq_no} at {found.position}"
+            )
+            raise CorruptError(message)
+
+
+def _check_epochs(epochs: Sequence[Epoch], limit: Boundary) -> None:
+    """Check that epochs rise, begin below the log's end, and are few."""
+    numbers = [(entry.epoch, entry.first_seq_no) for entry in epochs]
+    rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(numbers))
+    if not rising or len(numbers) > EPOCHS_MAX or any(first >= limit.seq_no for _, first in numbers):
+        message = f"{MANIFEST}: expected epochs rising below fragment {limit.seq_no}, found {numbers}"
+        raise CorruptError(message)

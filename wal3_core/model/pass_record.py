@@ -13,8 +13,9 @@ from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id, check_token
 from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.snapshot import check_format_version, check_run, sum_setsums
+from wal3_core.model.snapshot import check_run, sum_setsums
 from wal3_core.model.splice import Replacement
+from wal3_core.model.strict_json import check_format_version
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NewType
 from wal3_core.arguments import text, wrong
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.strict_json import text_as
 
 if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
@@ -365,3 +366,6 @@ def deleted_token(path: str) -> str | None:
 def garbage_token(path: str) -> str:
     """Token in the path of a garbage document."""
     return check_garbage_path(path).rpartition(".")[2]
+
+
+LOG_ID, TOKEN = text_as(check_log_id), text_as(check_token)

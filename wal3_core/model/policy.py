@@ -8,19 +8,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, optional, text, wrong
-from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model import strict_json
-from wal3_core.model.manifest_parts import view_of
-from wal3_core.model.paths import NO_LOG, LogId, check_log_id
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model.manifest import VIEW
+from wal3_core.model.paths import LOG_ID, NO_LOG, LogId
+from wal3_core.model.strict_json import FLAG, INTEGER, SET, TEXT, Member, StoredDocument, one_of
 from wal3_core.options import FRAGMENT_BYTES_MAX, MIB, View, a_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wal3_core.model.strict_json import Fields, JsonObject
-
-FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**10
 # A thousand years; a clock in microseconds goes further.
 RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
@@ -61,7 +57,7 @@ class Cleanup(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(StoredDocument):
     """What a collection may prune and a compaction may drop, and how far consumers may be behind.
 
     ``retention_s`` keeps every record that many seconds, whatever the cursors say. ``without_cursors`` lets
@@ -103,6 +99,18 @@ class Policy:
     receipt_retention_s: int | None = None
     arrange_by_key: bool = False
     view: View | None = None
+
+    BYTES_MAX = BYTES_MAX
+    MEMBERS = (
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("writer", TEXT),
+        Member("without_cursors", FLAG),
+        *(Member(name, INTEGER, default=None) for name in _RANGES),
+        Member("cleanup", one_of(Cleanup), default=Cleanup.COLLECT),
+        Member("arrange_by_key", SET, default=False),
+        Member("view", VIEW, default=None),
+    )
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
@@ -175,44 +183,6 @@ class Policy:
                 )
                 raise InvalidRequestError(message)
 
-    def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON."""
-        cleanup: JsonObject = {} if self.cleanup is Cleanup.COLLECT else {"cleanup": self.cleanup.value}
-        arranged: JsonObject = {"arrange_by_key": True} if self.arrange_by_key else {}
-        view: JsonObject = {} if self.view is None else {"view": self.view.value}
-        values: JsonObject = {name: value for name in _RANGES if (value := getattr(self, name)) is not None}
-        return strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "log_id": self.log_id,
-                "generation": self.generation,
-                "writer": self.writer,
-                "without_cursors": self.without_cursors,
-                **values,
-                **cleanup,
-                **arranged,
-                **view,
-            }
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes, *, what: str) -> Policy:
-        """Decode; CorruptError names ``what`` when anything is off."""
-        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
-        check_format_version(fields, FORMAT_VERSION)
-        policy = cls(
-            log_id=check_log_id(fields.string("log_id"), what),
-            generation=fields.integer("generation"),
-            writer=fields.string("writer"),
-            without_cursors=fields.flag("without_cursors"),
-            arrange_by_key=fields.is_set("arrange_by_key"),
-            cleanup=_cleanup_of(fields),
-            view=view_of(fields),
-            **{name: fields.integer(name) for name in _RANGES if fields.has(name)},
-        )
-        fields.finish()
-        return policy
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionLimits:
@@ -232,14 +202,3 @@ def _cleanup(value: object, name: str) -> Cleanup:
         return Cleanup(text(value, name))
     except ValueError:
         raise wrong(name, f"one of {', '.join(Cleanup)}", value) from None
-
-
-def _cleanup_of(fields: Fields) -> Cleanup:
-    """Read the field, which is left out while it has its default."""
-    if not fields.has("cleanup"):
-        return Cleanup.COLLECT
-    found = fields.string("cleanup")
-    if found not in {Cleanup.COMPACT, Cleanup.BOTH, Cleanup.NOTHING}:
-        message = f"{fields.what}: field cleanup: expected compact, both or nothing, found {ascii(found)[:80]}"
-        raise CorruptError(message)
-    return Cleanup(found)

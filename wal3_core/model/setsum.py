@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, record_bytes, several, wrong
 from wal3_core.errors import CorruptError
+from wal3_core.model.strict_json import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,3 +126,6 @@ class Setsum:
 
 
 EMPTY = Setsum()
+
+
+SETSUM = Kind(lambda fields, name: Setsum.from_hexdigest(fields.string(name)), Setsum.hexdigest)

@@ -207,7 +207,7 @@ class Snapshot:
     def _decoded(cls, data: bytes, what: str) -> tuple[Snapshot, int]:
         """Decode a snapshot, and the depth that it states."""
         fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
-        check_format_version(fields, FORMAT_VERSION)
+        strict_json.check_format_version(fields, FORMAT_VERSION)
         log_id = check_log_id(fields.string("log_id"), what)
         fence, depth = fields.integer("fence"), fields.integer("depth")
         reader = FragmentPointer.from_json if depth == 1 else SnapshotPointer.from_json
@@ -228,12 +228,3 @@ class Snapshot:
             )
             raise CorruptError(message)
         check_run(self.pointers)
-
-
-def check_format_version(fields: Fields, known: int) -> None:
-    """Refuse a document of a format that this program does not read."""
-    version = fields.integer("format_version")
-    if version != known:
-        reader = "a newer wal3 may read it" if version > known else "an older wal3 wrote it, and may read it"
-        message = f"{fields.what}: expected format_version {known}, found {version}: {reader}"
-        raise CorruptError(message)

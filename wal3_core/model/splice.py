@@ -21,9 +21,8 @@ from wal3_core.runtime import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.compacting import Compaction
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest import Compaction, Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.options import SnapshotOptions
 

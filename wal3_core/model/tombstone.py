@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
-from wal3_core.model.paths import NO_LOG, LogId, check_log_id
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.paths import LOG_ID, NO_LOG, LogId
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, StoredDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-FORMAT_VERSION = 2
-BYTES_MAX = 4 * 2**10
 
 D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tombstone:
+class Tombstone(StoredDocument):
     """Marks the name of a cursor or pin as free; ``generation`` continues that of the deleted document.
 
     ``log_id`` and ``writer`` are set when it is written.
@@ -34,32 +31,21 @@ class Tombstone:
     log_id: LogId = NO_LOG
     writer: str = ""
 
+    BYTES_MAX = 4 * 2**10
+    MEMBERS = (Member("log_id", LOG_ID), Member("generation", INTEGER), Member("writer", TEXT))
+
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
-        return strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "deleted": True,
-                "log_id": self.log_id,
-                "generation": self.generation,
-                "writer": self.writer,
-            }
-        )
+        return strict_json.dump_checksummed({"format_version": self.FORMAT_VERSION, "deleted": True, **self.to_json()})
 
     @classmethod
     def from_fields(cls, fields: strict_json.Fields) -> Tombstone:
         """Read from a JSON object."""
-        check_format_version(fields, FORMAT_VERSION)
+        strict_json.check_format_version(fields, cls.FORMAT_VERSION)
         if not fields.flag("deleted"):
             message = f"{fields.what}: field deleted: expected true, found false"
             raise CorruptError(message)
-        tombstone = cls(
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            generation=fields.integer("generation"),
-            writer=fields.string("writer"),
-        )
-        fields.finish()
-        return tombstone
+        return cls.from_json(fields)
 
 
 def or_tombstone(data: bytes, read: Callable[[strict_json.Fields], D], *, what: str, bytes_max: int) -> D | Tombstone:

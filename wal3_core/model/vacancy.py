@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
-from wal3_core.model.manifest import BYTES_MAX, FORMAT_VERSION, Manifest
-from wal3_core.model.paths import LogId, check_log_id
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.manifest import BYTES_MAX, Manifest
+from wal3_core.model.paths import LOG_ID, LogId
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, StoredDocument, one_of
 
 
 class VacancyKind(StrEnum):
@@ -26,7 +25,7 @@ class VacancyKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vacancy:
+class Vacancy(StoredDocument):
     """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a kept name, no life's.
 
     ``source`` names the log that is copied, ``pin`` its pin that keeps it meanwhile, and ``terms`` all else that must
@@ -42,44 +41,19 @@ class Vacancy:
     terms: str = ""
     pin: str = ""
 
+    MEMBERS = (
+        Member("vacant", one_of(VacancyKind), "kind"),
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("writer", TEXT),
+        Member("source", TEXT),
+        Member("terms", TEXT),
+        Member("pin", TEXT),
+    )
+
     def is_kept_for(self, log_id: LogId) -> bool:
         """Return whether the name is kept for the successor of the log with this id."""
         return self.kind is VacancyKind.FOLLOWING and self.terms == log_id
-
-    def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON."""
-        return strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "vacant": str(self.kind),
-                "log_id": self.log_id,
-                "generation": self.generation,
-                "writer": self.writer,
-                "source": self.source,
-                "terms": self.terms,
-                "pin": self.pin,
-            }
-        )
-
-    @classmethod
-    def from_fields(cls, fields: strict_json.Fields) -> Vacancy:
-        """Read from a JSON object."""
-        check_format_version(fields, FORMAT_VERSION)
-        kind = fields.string("vacant")
-        if kind not in list(VacancyKind):
-            message = f"{fields.what}: field vacant: expected one of {[*VacancyKind]}, found {ascii(kind)[:80]}"
-            raise CorruptError(message)
-        vacancy = cls(
-            kind=VacancyKind(kind),
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            generation=fields.integer("generation"),
-            writer=fields.string("writer"),
-            source=fields.string("source"),
-            terms=fields.string("terms"),
-            pin=fields.string("pin"),
-        )
-        fields.finish()
-        return vacancy
 
 
 def manifest_or_vacancy(data: bytes, *, what: str) -> Manifest | Vacancy:

@@ -23,7 +23,7 @@ from wal3_core import (
     SealedError,
     WriterOptions,
 )
-from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.manifest import Seal
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore

@@ -23,7 +23,6 @@ from wal3_core.log.collect.collection import collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
-from wal3_core.model.compacting import announce_compaction
 from wal3_core.model.paths import pass_token
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.snapshot import sum_setsums
@@ -162,7 +161,7 @@ def test_outdated_pass_withdraws_no_other_announcement(store: ObjectStore) -> No
     old = merged(store)
     another_pass(store)
     stores = stores_of(store)
-    stores.manifests.change(stores.manifests.load(), lambda manifest: announce_compaction(manifest, "1" * 16, 7))
+    stores.manifests.change(stores.manifests.load(), lambda manifest: manifest.announce_compaction("1" * 16, 7))
 
     assert compactor(store).install(old).overtaken == "another pass was installed"
 
@@ -184,7 +183,7 @@ def test_cursor_is_seen_though_another_process_announces_its_pass_again(memory_s
         base = manifests.load()
         if base.manifest.compaction.token != token:
             # As far as the other process comes before it reads the cursors.
-            manifests.change(base, lambda manifest: announce_compaction(manifest, token, 7))
+            manifests.change(base, lambda manifest: manifest.announce_compaction(token, 7))
 
     counted = FaultyStore(replant(template, into, 0))
     requests = count_requests(counted, lambda: compactor(counted).install(token))
@@ -206,7 +205,7 @@ def test_dead_pass_does_not_hold_up_processes_that_may_not_write_the_manifest(
     grown(store)
     token = merged(store)
     manifests = LogStores(store, LOG, runtime=shared_runtime(), retry=QUICK, snapshots_loaded_max=0).manifests
-    manifests.change(manifests.load(), lambda manifest: announce_compaction(manifest, token, 7))
+    manifests.change(manifests.load(), lambda manifest: manifest.announce_compaction(token, 7))
     reader = FaultyStore(store)
     reader.fail("replace", "MANIFEST", "denied", times=2**31)
     cursors = CursorStore(reader, LOG, retry=QUICK)

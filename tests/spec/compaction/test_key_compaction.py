@@ -19,7 +19,6 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.compacting import announce_compaction
 from wal3_core.model.paths import KEY_ROLLUP_FOLDER, MANIFEST, rolled_up_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.model.position import LogPosition
@@ -220,7 +219,7 @@ def test_cursor_of_a_process_that_may_not_write_the_manifest_waits_for_the_pass(
     token = compactor(memory_store).merge().token
     assert token is not None
     stores = LogStores(memory_store, LOG, runtime=shared_runtime(), retry=QUICK, snapshots_loaded_max=4)
-    stores.manifests.change(stores.manifests.load(), lambda manifest: announce_compaction(manifest, token, 7))
+    stores.manifests.change(stores.manifests.load(), lambda manifest: manifest.announce_compaction(token, 7))
     denied = FaultyStore(memory_store)
     denied.fail("replace", MANIFEST, "denied")
 

@@ -21,7 +21,7 @@ from wal3_core import (
     LogWriter,
     UnavailableError,
 )
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime

@@ -22,7 +22,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime

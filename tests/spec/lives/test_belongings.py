@@ -43,7 +43,7 @@ from wal3_core.log.write.once import Once
 from wal3_core.log.write.staged_install import install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
-from wal3_core.model.compacting import NOT_COMPACTED, move_fence
+from wal3_core.model.manifest import NOT_COMPACTED
 from wal3_core.model.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
 from wal3_core.model.strict_json import with_checksum
 from wal3_core.options import View, WriterOptions
@@ -112,7 +112,7 @@ def own(store: ObjectStore, log: str, thing: Thing) -> None:
         PinStore(store, log).create("p", reason="a reader relies on it")
     elif thing is Thing.FENCE:
         manifests = ManifestStore(log_store(store, log), shared_runtime())
-        manifests.change(manifests.load(), lambda found: None if found.fence else move_fence(found))
+        manifests.change(manifests.load(), lambda found: None if found.fence else found.move_fence())
     elif thing is Thing.ANNOUNCEMENTS:
         collector = Collector(store, log, options=NOW)
         collector.announce(collector.plan(limit_offset=FIRST_AFTER))

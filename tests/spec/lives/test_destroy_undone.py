@@ -31,7 +31,7 @@ from wal3_core import (
     seal,
     undo_destroy,
 )
-from wal3_core.model.manifest_parts import BEING_DESTROYED
+from wal3_core.model.manifest import BEING_DESTROYED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.manifest import Seal
 from wal3_core.model.paths import LogId
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore

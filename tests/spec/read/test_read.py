@@ -27,7 +27,7 @@ from wal3_core import (
     records_across,
     scrub,
 )
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.parquet.writing import file_of
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums

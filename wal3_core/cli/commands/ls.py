@@ -16,7 +16,7 @@ from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.dirty.back_pressure import measure_logs
 from wal3_core.fleet.discovery import load_manifests
-from wal3_core.model.manifest_parts import BEING_DESTROYED
+from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import STORE_IDENTITY
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.model.manifest import Seal
     from wal3_core.storage.object_store import ObjectStore
 
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")

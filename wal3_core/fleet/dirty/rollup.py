@@ -40,7 +40,6 @@ from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.compacting import move_fence
 from wal3_core.model.cursor import BYTES_MAX, Cursor, Owner
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.marker import fold, life_of_log
@@ -339,7 +338,7 @@ class RollUp:
 
         def moved(manifest: Manifest) -> Manifest | None:
             decided = manifest.next.position.offset >= marker.limit.offset or manifest.seal is not None
-            return None if decided or manifest.fence != fence else move_fence(manifest)
+            return None if decided or manifest.fence != fence else manifest.move_fence()
 
         manifests.change(base, moved)
         return manifests.load().manifest.next.position.offset

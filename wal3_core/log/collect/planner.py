@@ -14,7 +14,7 @@ from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedEr
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.model.garbage import Cut, cut_below
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import WRITER_CURSOR, LogId, check_log_id
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums

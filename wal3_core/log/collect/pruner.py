@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, UnavailableError
 from wal3_core.log.collect.references import hold_any, references_of
-from wal3_core.model.compacting import move_fence
 from wal3_core.model.garbage import Garbage
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import LoadedDocument
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.collect.planner import Plan, Planner
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.manifest_parts import Announcement, Boundary
+    from wal3_core.model.manifest import Announcement, Boundary, Manifest
     from wal3_core.options import CollectorOptions
 
 
@@ -217,7 +215,7 @@ class Pruner:
         fence = base.manifest.fence
         if seen.document.pruned:
             return self._mark(path, seen)
-        self._change(base, lambda manifest: move_fence(manifest) if manifest.fence == fence else None)
+        self._change(base, lambda manifest: manifest.move_fence() if manifest.fence == fence else None)
         # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
         # it stays an interval for readers.
         references = references_of(self._stores, self._manifests.load().manifest)

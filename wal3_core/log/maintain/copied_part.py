@@ -15,7 +15,7 @@ from wal3_core.log.read.scan import check_start
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.named_append import NAMING_DIGITS
 from wal3_core.model.paths import check_fragment_path, fragment_path
 from wal3_core.model.position import LogPosition

@@ -30,7 +30,7 @@ from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.garbage import cut_below
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch
 from wal3_core.model.named_append import Places
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition

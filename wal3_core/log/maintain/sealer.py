@@ -27,8 +27,7 @@ from wal3_core.log.maintain.copy_target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions

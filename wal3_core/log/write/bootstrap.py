@@ -18,8 +18,7 @@ from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.manifest_parts import Boundary, Epoch
+from wal3_core.model.manifest import Boundary, Epoch, Manifest
 from wal3_core.model.paths import check_log_name, fragment_path
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.record import Message, Record, check_message, keyed_setsum

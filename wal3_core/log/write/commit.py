@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, LogError, StoreDeniedError, UnavailableError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Durability
+from wal3_core.model.manifest import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.object_store import REFUSED, Refused, Unknown
 from wal3_core.storage.retrying import attempts, within
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.manifest_parts import Epoch
+    from wal3_core.model.manifest import Epoch, Manifest
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import View, WriterOptions
     from wal3_core.runtime import Runtime

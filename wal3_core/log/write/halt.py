@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import HaltedError, UnavailableError, UnknownDurabilityError
 from wal3_core.log.write.commit import searched
-from wal3_core.model.manifest_parts import Durability
+from wal3_core.model.manifest import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.retrying import until_answered
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest_parts import Boundary
+    from wal3_core.model.manifest import Boundary
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed

@@ -21,7 +21,6 @@ from wal3_core.errors import (
     UnknownDurabilityError,
 )
 from wal3_core.log.read.scan import select
-from wal3_core.model.compacting import move_fence
 from wal3_core.model.cursor import Owner
 from wal3_core.model.named_append import (
     NAMED_APPENDS_MAX,
@@ -250,5 +249,5 @@ def fenced(manifests: ManifestStore) -> Manifest:
     """Move the log's fence; return a manifest that has all that began under the fence before, and is ever committed."""
     base = manifests.load()
     fence = base.manifest.fence
-    manifests.change(base, lambda found: move_fence(found) if found.fence == fence else None)
+    manifests.change(base, lambda found: found.move_fence() if found.fence == fence else None)
     return manifests.load().manifest

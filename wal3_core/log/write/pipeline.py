@@ -11,7 +11,7 @@ from wal3_core.errors import ClosedError, InvalidRequestError, LogError, Unknown
 from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
-from wal3_core.model.manifest_parts import Durability
+from wal3_core.model.manifest import Durability
 from wal3_core.model.parquet.writing import import_what_arrow_uses
 from wal3_core.runtime import Outcome, ThreadRuntime, reentered
 from wal3_core.runtime.loggers import WRITER

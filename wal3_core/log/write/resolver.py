@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.report import Report
     from wal3_core.log.write.stats import Meter
     from wal3_core.log.write.tail import Tail
-    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.model.manifest import Seal
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed

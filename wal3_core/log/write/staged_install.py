@@ -46,7 +46,7 @@ from wal3_core.log.write.staging import (
 )
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
-from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.manifest import Epoch
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, WriterOptions

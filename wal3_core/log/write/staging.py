@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from wal3_core.arguments import checked, instance_of
 from wal3_core.errors import InvalidRequestError, KeyRequiredError, ViewRequiredError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.parquet.encoding import encode_table
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from wal3_core.log.write.commit import WriterTerm
 from wal3_core.log.write.in_flight import InFlightFragment
-from wal3_core.model.manifest_parts import TAG_DIGITS, Boundary, Epoch
+from wal3_core.model.manifest import TAG_DIGITS, Boundary, Epoch
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 
 if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.log_clock import LogClock
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.model.manifest import Manifest, Seal
     from wal3_core.options import View
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed

@@ -29,7 +29,7 @@ from wal3_core.model.parquet.pages import (
 from wal3_core.model.parquet.reading import open_file
 from wal3_core.model.paths import check_log_id, check_token, key_rollup_path
 from wal3_core.model.position import FragmentSeqNo
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.strict_json import check_format_version
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from wal3_core.errors import (
     LogReplacedError,
     StoreDeniedError,
 )
-from wal3_core.model.compacting import withdraw_compaction
 from wal3_core.model.cursor import BYTES_MAX, NO_EXTENSION, Cursor, Extension, Owner, is_writers
 from wal3_core.model.paths import CURSOR_FOLDER, NO_LOG, WRITER_CURSOR, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
@@ -298,7 +297,7 @@ class CursorStore:
         def withdrawn(manifest: Manifest) -> Manifest | None:
             announced = manifest.compacting
             above = announced is not None and announced.limit > position.offset
-            return withdraw_compaction(manifest) if above else None
+            return manifest.withdraw_compaction() if above else None
 
         denied: StoreDeniedError | None = None
         for _ in attempts(for_store(self._retry, self._store), self._runtime):

@@ -21,8 +21,7 @@ from wal3_core.errors import (
     UnavailableError,
     UnsuitableStoreError,
 )
-from wal3_core.model.manifest import BYTES_MAX, Manifest
-from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText
+from wal3_core.model.manifest import BYTES_MAX, NONE_KNOWN, KnownTexts, Manifest, ManifestText
 from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.model.strict_json import check_whole, load
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
@@ -44,7 +43,7 @@ from wal3_core.storage.retrying import reread_if_damaged, with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest_parts import Announcement
+    from wal3_core.model.manifest import Announcement
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 

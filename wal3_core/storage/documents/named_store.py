@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
-from wal3_core.model.tombstone import BYTES_MAX as TOMBSTONE_BYTES_MAX
 from wal3_core.model.tombstone import Tombstone, or_tombstone
 from wal3_core.storage.documents.document_store import Document, DocumentStore, LoadedDocument
 from wal3_core.storage.object_store import Unknown, Versioned, object_url
@@ -118,13 +117,13 @@ def _living(seen: LoadedDocument[D | Tombstone] | None) -> LoadedDocument[D] | N
 
 def is_tombstone(store: ObjectStore, found: ObjectMeta) -> bool:
     """Return whether a listed object is an undamaged tombstone."""
-    if found.size > TOMBSTONE_BYTES_MAX:
+    if found.size > Tombstone.BYTES_MAX:
         return False
     try:
-        data = store.get(found.path, length_max=TOMBSTONE_BYTES_MAX)
+        data = store.get(found.path, length_max=Tombstone.BYTES_MAX)
         if not isinstance(data, Versioned):
             return False
-        or_tombstone(data.data, _refuse, what=found.path, bytes_max=TOMBSTONE_BYTES_MAX)
+        or_tombstone(data.data, _refuse, what=found.path, bytes_max=Tombstone.BYTES_MAX)
     except CorruptError:
         return False
     return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import InvalidRequestError, UnavailableError
-from wal3_core.model.manifest_parts import BEING_DESTROYED, UNDO
+from wal3_core.model.manifest import BEING_DESTROYED, UNDO
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions

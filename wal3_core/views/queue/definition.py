@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import integer, make_plain, optional
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
-from wal3_core.model.snapshot import check_format_version
+from wal3_core.model.strict_json import check_format_version
 from wal3_core.options import MIB, check_ranges
 from wal3_core.views.queue.items import LEASE_S_MAX, a_delay, whole_ms
 
