@@ -13,13 +13,13 @@ CHAIN_MUTANTS = (
     ),
     Mutation(
         "an update forgets a writer's list",
-        "wal3_core.log.maintain.copied_cursors:CopiedCursors._move",
+        "wal3_core.log.maintain.copy.cursors:CopiedCursors._move",
         "self._ours.carry(name, wanted, held)",
         "self._ours.carry(name, replace(wanted, appends=()), held)",
     ),
     Mutation(
         "a retired cursor stays in the copy",
-        "wal3_core.log.maintain.copied_cursors:delete_retired",
+        "wal3_core.log.maintain.copy.cursors:delete_retired",
         "ours.delete_version(name, held)",
         "pass",
     ),
@@ -37,13 +37,13 @@ CHAIN_MUTANTS = (
     ),
     Mutation(
         "an update takes the cursors of a successor",
-        "wal3_core.log.maintain.copy_update:_Updating.run",
+        "wal3_core.log.maintain.copy.update:_Updating.run",
         "if with_cursors and base.manifest.follows != source.manifest.follows:",
         "if False:",
     ),
     Mutation(
         "a copy has no policy",
-        "wal3_core.log.maintain.copier:_Copying._policy",
+        "wal3_core.log.maintain.copy.copier:_Copying._policy",
         "return policy if policy.generation else None",
         "return None",
     ),
@@ -55,7 +55,7 @@ CHAIN_MUTANTS = (
     ),
     Mutation(
         "a clock that is ahead lets records go before their time",
-        "wal3_core.log.collect.retention:first_younger",
+        "wal3_core.log.collect.planner:first_younger",
         "return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)",
         "return offset",
     ),

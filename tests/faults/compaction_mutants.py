@@ -99,7 +99,7 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "the record of an installed pass is taken for an orphan",
-        "wal3_core.log.collect.passes:InstalledPasses.hold",
+        "wal3_core.log.collect.references:InstalledPasses.hold",
         "return self._known[token]",
         "return False",
     ),
@@ -117,7 +117,7 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "a writer refuses records without keys by whatever manifest it knows",
-        "wal3_core.log.write.resolver:AppendResolver._knows_keyed",
+        "wal3_core.log.write.commit_results:CommitResultHandler._knows_keyed",
         "self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S",
         "entry is not None",
     ),

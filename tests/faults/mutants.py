@@ -6,18 +6,18 @@ from tests.faults.marking_mutants import MARKING_MUTANTS
 from tests.mutations import Mutation
 
 LOOP = "wal3_core.log.write.write_loop:WriteLoop."
-TAIL = "wal3_core.log.write.tail:Tail."
-OUTCOMES = "wal3_core.log.write.outcomes:Outcomes."
-HALT = "wal3_core.log.write.halt:Halt."
-RESOLVER = "wal3_core.log.write.resolver:AppendResolver."
+TAIL = "wal3_core.log.write.in_flight:WritePosition."
+OUTCOMES = "wal3_core.log.write.commit_results:AckQueue."
+HALT = "wal3_core.log.write.commit_results:HaltState."
+RESOLVER = "wal3_core.log.write.commit_results:CommitResultHandler."
 COMMIT = "wal3_core.log.write.commit:"
 SNAPSHOTTER = "wal3_core.log.write.snapshotter:"
 COLLECTOR = "wal3_core.log.collect.collector:Collector."
 PRUNER = "wal3_core.log.collect.pruner:Pruner."
 DELETER = "wal3_core.log.collect.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
-COPYING = "wal3_core.log.maintain.copier:_Copying."
-CLAIM = "wal3_core.log.maintain.copy_target:"
+COPYING = "wal3_core.log.maintain.copy.copier:_Copying."
+CLAIM = "wal3_core.log.maintain.copy.target:"
 DESTROYING = "wal3_core.log.maintain.destroyer:_Destroying."
 MANIFESTS = "wal3_core.storage.documents.manifest_store:ManifestStore."
 
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutation(
         "records of one append share an offset",
-        "wal3_core.log.write.outcomes:_acknowledge_each",
+        "wal3_core.log.write.commit_results:_acknowledge_each",
         "offset += entry.columns.num_records",
         "offset += 1",
     ),
@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     Mutation(
         "an append refused for lack of memory is appended all the same",
-        "wal3_core.log.write.admission:Admission.drop_withdrawn",
+        "wal3_core.log.write.batch:Admission.drop_withdrawn",
         "if entry.withdrawn:",
         "if entry.withdrawn and entry.admitted is None:",
     ),
@@ -468,7 +468,7 @@ MUTANTS = (
     ),
     Mutation(
         "fragments are read in the order they arrive",
-        "wal3_core.runtime.ahead:map_ahead",
+        "wal3_core.runtime.outcome:map_ahead",
         "            yield runtime.wait(waiting.popleft())\n    while",
         "            yield runtime.wait(waiting.pop())\n    while",
     ),

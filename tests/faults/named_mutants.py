@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-ONCE = "wal3_core.log.write.once:Remembering."
-INSTALLING = "wal3_core.log.write.staged_install:_Installing."
+ONCE = "wal3_core.log.write.staged.once:IdempotentAppend."
+INSTALLING = "wal3_core.log.write.staged.installing:_Installing."
 NAMED = "wal3_core.model.named_append:"
-UPDATING = "wal3_core.log.maintain.copy_update:"
+UPDATING = "wal3_core.log.maintain.copy.update:"
 
 NAMED_MUTANTS = (
     Mutation(
@@ -96,7 +96,7 @@ NAMED_MUTANTS = (
     ),
     Mutation(
         "a commit of an update divides an append",
-        "wal3_core.log.maintain.copied_pieces:groups",
+        "wal3_core.log.maintain.copy.parts:groups",
         "len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer)",
         "len(group) >= 2",
     ),

@@ -30,7 +30,7 @@ CRASH_MUTANTS = (
         "read while compacting and collecting",
         Mutation(
             "a read whose snapshot was replaced begins again",
-            "wal3_core.log.read.reloading:Reloading.steps",
+            "wal3_core.log.read.walk:Reloading.steps",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
@@ -39,7 +39,7 @@ CRASH_MUTANTS = (
         "read while compacting and collecting",
         Mutation(
             "a read whose snapshot was replaced leaves out a record",
-            "wal3_core.log.read.reloading:Reloading.steps",
+            "wal3_core.log.read.walk:Reloading.steps",
             "missing, manifest = error.path, self.source.manifest()",
             "missing, manifest, start = error.path, self.source.manifest(), (start or 1) + 1",
         ),
@@ -62,7 +62,7 @@ CRASH_MUTANTS = (
 NARROW_MUTANTS = (
     Mutation(
         "an outcome is reported although the CAS may still be applied",
-        "wal3_core.log.write.halt:OutcomeLookup._ask",
+        "wal3_core.log.write.commit_results:OutcomeLookup._ask",
         "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
         "if verdict is None:",
     ),
@@ -86,7 +86,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a copy uses another copy's pin",
-        "wal3_core.log.maintain.copy_pins:CopyPins.make",
+        "wal3_core.log.maintain.copy.target:CopyPins.make",
         "            return name, self._pins.create(",
         "            return name, next(iter(self._pins.list().values()), None) or self._pins.create(",
     ),
@@ -158,7 +158,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "the end of the writer's own commit is taken for the end of the log",
-        "wal3_core.log.write.tail:Tail.confirm",
+        "wal3_core.log.write.in_flight:WritePosition.confirm",
         " and self._place == base.manifest.next:",
         ":",
     ),
@@ -202,7 +202,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "an append is forgotten that may still be committed",
-        "wal3_core.log.write.once:fenced",
+        "wal3_core.log.write.staged.once:fenced",
         "move_fence(found) if found.fence == fence else None",
         "None",
     ),

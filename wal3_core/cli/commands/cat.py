@@ -13,8 +13,7 @@ from wal3_core.cli.output import progress, quiet_pipe
 from wal3_core.cli.ranges import limits_of, range_options, start_of
 from wal3_core.cli.session import Session, lines_option, pass_session
 from wal3_core.cli.times import Whole
-from wal3_core.log.read.pinned import pinned_records
-from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.reader import LogReader, pinned_records
 from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:

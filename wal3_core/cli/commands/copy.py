@@ -10,9 +10,9 @@ from wal3_core.cli.output import counted, plain, print_json, progress, size, tim
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
 from wal3_core.cli.times import Whole
 from wal3_core.errors import LogNotFoundError
-from wal3_core.log.maintain.copier import LogAt
-from wal3_core.log.maintain.copier import copy as copy_log
-from wal3_core.log.maintain.copy_update import update_copy
+from wal3_core.log.maintain.copy.copier import LogAt
+from wal3_core.log.maintain.copy.copier import copy as copy_log
+from wal3_core.log.maintain.copy.update import update_copy
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.policy_store import PolicyStore
 

@@ -14,7 +14,7 @@ from wal3_core.cli.ranges import Place
 from wal3_core.cli.session import Commands, Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
-from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
+from wal3_core.log.maintain.copy.cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import cursor_name

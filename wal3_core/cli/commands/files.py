@@ -10,12 +10,11 @@ from wal3_core.cli.names import PIN, log_argument
 from wal3_core.cli.output import print_json, quiet_pipe
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.times import Time, Whole
-from wal3_core.log.read.pinned import open_pinned
-from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.reader import LogReader, open_pinned
 from wal3_core.model.position import AtTime
 
 if TYPE_CHECKING:
-    from wal3_core.log.read.files import StoredFile
+    from wal3_core.log.read.walk import StoredFile
 
 
 @click.command()

@@ -17,8 +17,7 @@ from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
 from wal3_core.cli.times import Decimal, Duration, Whole, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
-from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 

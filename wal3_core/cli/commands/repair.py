@@ -8,7 +8,7 @@ from wal3_core.cli.failures import EXIT_UNSOUND
 from wal3_core.cli.names import LOG, log_argument
 from wal3_core.cli.output import counted, plain, print_json, progress
 from wal3_core.cli.session import Session, json_option, open_named
-from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.maintain.repair import RepairReport, repair_log
 
 

@@ -16,9 +16,8 @@ from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
 from wal3_core.cli.times import Whole
 from wal3_core.errors import LogError
-from wal3_core.log.read.scrub import Problem, ScrubReport
+from wal3_core.log.read.scrub import Problem, ScrubReport, place_of_object
 from wal3_core.log.read.scrub import scrub as scrub_log
-from wal3_core.log.read.scrub_report import place_of_object
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:

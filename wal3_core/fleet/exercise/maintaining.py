@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CollectionRefusedError, LogError, LogNotFoundError, UnavailableError
 from wal3_core.fleet.exercise.ledger import Ledger
 from wal3_core.fleet.exercise.place import log_name
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
 
