@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.errors import LogError
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.options import CollectorOptions
 
 _KINDS = frozenset({"read", "get", "create", "replace", "head", "list_objects", "delete"})

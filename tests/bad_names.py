@@ -11,7 +11,7 @@ import pytest
 
 from tests.stores import LOG_ID, FaultyStore, damage
 from wal3_core import LogWriter, StoreDeniedError
-from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.vacancy import Vacancy, VacancyKind

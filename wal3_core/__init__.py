@@ -72,9 +72,9 @@ if _typing.TYPE_CHECKING:
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
     from wal3_core.fleet.open_logs import FleetOptions as FleetOptions
-    from wal3_core.log.collect.collection import CollectionReport as CollectionReport
-    from wal3_core.log.collect.collection import collect as collect
+    from wal3_core.log.collect.collector import CollectionReport as CollectionReport
     from wal3_core.log.collect.collector import Collector as Collector
+    from wal3_core.log.collect.collector import collect as collect
     from wal3_core.log.collect.deleter import Deleter as Deleter
     from wal3_core.log.collect.deleter import DeletionPart as DeletionPart
     from wal3_core.log.collect.deleter import DeletionReport as DeletionReport
@@ -83,11 +83,14 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.collect.pruner import Marked as Marked
     from wal3_core.log.collect.pruner import Overtaken as Overtaken
     from wal3_core.log.collect.references import Holding as Holding
-    from wal3_core.log.maintain.copier import CopyReport as CopyReport
-    from wal3_core.log.maintain.copier import LogAt as LogAt
-    from wal3_core.log.maintain.copier import copy as copy
-    from wal3_core.log.maintain.copy_update import CopyUpdateReport as CopyUpdateReport
-    from wal3_core.log.maintain.copy_update import update_copy as update_copy
+    from wal3_core.log.maintain.bootstrap import BootstrapReport as BootstrapReport
+    from wal3_core.log.maintain.bootstrap import Origin as Origin
+    from wal3_core.log.maintain.bootstrap import bootstrap as bootstrap
+    from wal3_core.log.maintain.copy.copier import CopyReport as CopyReport
+    from wal3_core.log.maintain.copy.copier import LogAt as LogAt
+    from wal3_core.log.maintain.copy.copier import copy as copy
+    from wal3_core.log.maintain.copy.update import CopyUpdateReport as CopyUpdateReport
+    from wal3_core.log.maintain.copy.update import update_copy as update_copy
     from wal3_core.log.maintain.destroyer import DestroyPart as DestroyPart
     from wal3_core.log.maintain.destroyer import DestroyPlan as DestroyPlan
     from wal3_core.log.maintain.destroyer import destroy as destroy
@@ -104,22 +107,19 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.read.consumed import ConsumedRecord as ConsumedRecord
     from wal3_core.log.read.consumed import Lag as Lag
     from wal3_core.log.read.consumer import Consumer as Consumer
-    from wal3_core.log.read.files import StoredFile as StoredFile
     from wal3_core.log.read.following import Following as Following
     from wal3_core.log.read.following import Waiting as Waiting
-    from wal3_core.log.read.pinned import open_pinned as open_pinned
-    from wal3_core.log.read.pinned import pinned_records as pinned_records
     from wal3_core.log.read.reader import LogReader as LogReader
+    from wal3_core.log.read.reader import open_pinned as open_pinned
+    from wal3_core.log.read.reader import pinned_records as pinned_records
+    from wal3_core.log.read.scrub import Problem as Problem
     from wal3_core.log.read.scrub import ScrubReport as ScrubReport
     from wal3_core.log.read.scrub import scrub as scrub
-    from wal3_core.log.read.scrub_report import Problem as Problem
     from wal3_core.log.read.succession import follow_across as follow_across
     from wal3_core.log.read.succession import records_across as records_across
+    from wal3_core.log.read.walk import StoredFile as StoredFile
     from wal3_core.log.read.walk import Walk as Walk
-    from wal3_core.log.write.bootstrap import BootstrapReport as BootstrapReport
-    from wal3_core.log.write.bootstrap import Origin as Origin
-    from wal3_core.log.write.bootstrap import bootstrap as bootstrap
-    from wal3_core.log.write.halt import ResumeReport as ResumeReport
+    from wal3_core.log.write.commit_results import ResumeReport as ResumeReport
     from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
     from wal3_core.log.write.writer import LogWriter as LogWriter
@@ -219,11 +219,11 @@ _HOMES = {
     "AppendReplacedError": "wal3_core.errors",
     "AtTime": "wal3_core.model.position",
     "BackPressureError": "wal3_core.errors",
-    "BootstrapReport": "wal3_core.log.write.bootstrap",
+    "BootstrapReport": "wal3_core.log.maintain.bootstrap",
     "Cleanup": "wal3_core.model.policy",
     "ClosedError": "wal3_core.errors",
     "CollectionRefusedError": "wal3_core.errors",
-    "CollectionReport": "wal3_core.log.collect.collection",
+    "CollectionReport": "wal3_core.log.collect.collector",
     "Collector": "wal3_core.log.collect.collector",
     "CollectorOptions": "wal3_core.options",
     "CompactionLimits": "wal3_core.model.policy",
@@ -232,8 +232,8 @@ _HOMES = {
     "Consumer": "wal3_core.log.read.consumer",
     "ConsumerOptions": "wal3_core.options",
     "ContentionError": "wal3_core.errors",
-    "CopyReport": "wal3_core.log.maintain.copier",
-    "CopyUpdateReport": "wal3_core.log.maintain.copy_update",
+    "CopyReport": "wal3_core.log.maintain.copy.copier",
+    "CopyUpdateReport": "wal3_core.log.maintain.copy.update",
     "CorruptError": "wal3_core.errors",
     **dict.fromkeys(("Cursor", "Extension", "Owner"), "wal3_core.model.cursor"),
     "CursorConflictError": "wal3_core.errors",
@@ -281,7 +281,7 @@ _HOMES = {
     "Lag": "wal3_core.log.read.consumed",
     "Levels": "wal3_core.views.feed.topics",
     "Limits": "wal3_core.options",
-    "LogAt": "wal3_core.log.maintain.copier",
+    "LogAt": "wal3_core.log.maintain.copy.copier",
     "LogError": "wal3_core.errors",
     "LogExistsError": "wal3_core.errors",
     "LogNotFoundError": "wal3_core.errors",
@@ -298,7 +298,7 @@ _HOMES = {
     "NotDurableError": "wal3_core.errors",
     "ObjectMeta": "wal3_core.storage.object_store",
     "ObjectStore": "wal3_core.storage.object_store",
-    "Origin": "wal3_core.log.write.bootstrap",
+    "Origin": "wal3_core.log.maintain.bootstrap",
     "OutdatedPlanError": "wal3_core.errors",
     "OverloadedError": "wal3_core.errors",
     "Overtaken": "wal3_core.log.collect.pruner",
@@ -309,7 +309,7 @@ _HOMES = {
     "Policy": "wal3_core.model.policy",
     "PolicyStore": "wal3_core.storage.documents.policy_store",
     "Pressure": "wal3_core.fleet.dirty.back_pressure",
-    "Problem": "wal3_core.log.read.scrub_report",
+    "Problem": "wal3_core.log.read.scrub",
     "Proof": "wal3_core.model.pass_record",
     "QueueDefinition": "wal3_core.views.queue.definition",
     "QueueFullError": "wal3_core.errors",
@@ -319,7 +319,7 @@ _HOMES = {
     "Holding": "wal3_core.log.collect.references",
     "RepairReport": "wal3_core.log.maintain.repair",
     "Replacement": "wal3_core.model.splice",
-    "ResumeReport": "wal3_core.log.write.halt",
+    "ResumeReport": "wal3_core.log.write.commit_results",
     "RetryOptions": "wal3_core.options",
     "RollUp": "wal3_core.fleet.dirty.rollup",
     "RollUpEnd": "wal3_core.fleet.dirty.rollup",
@@ -341,7 +341,7 @@ _HOMES = {
     "SnapshotPointer": "wal3_core.model.snapshot",
     "StaleTokenError": "wal3_core.errors",
     "StoreDeniedError": "wal3_core.errors",
-    "StoredFile": "wal3_core.log.read.files",
+    "StoredFile": "wal3_core.log.read.walk",
     "MarkerRange": "wal3_core.fleet.dirty.rollup_plan",
     "Stray": "wal3_core.views.feed.messages",
     "SubscriptionInfo": "wal3_core.views.feed.subscription_options",
@@ -362,9 +362,9 @@ _HOMES = {
     "WriterOptions": "wal3_core.options",
     "WriterStats": "wal3_core.log.write.stats",
     "assigned": "wal3_core.fleet.dirty.dirty_log",
-    "bootstrap": "wal3_core.log.write.bootstrap",
-    "collect": "wal3_core.log.collect.collection",
-    "copy": "wal3_core.log.maintain.copier",
+    "bootstrap": "wal3_core.log.maintain.bootstrap",
+    "collect": "wal3_core.log.collect.collector",
+    "copy": "wal3_core.log.maintain.copy.copier",
     "destroy": "wal3_core.log.maintain.destroyer",
     "dirty_logs": "wal3_core.fleet.dirty.dirty_log",
     "enable_metrics": "wal3_core.runtime.open_telemetry",
@@ -372,17 +372,17 @@ _HOMES = {
     "initialize_successor": "wal3_core.log.maintain.sealer",
     "list_logs": "wal3_core.fleet.discovery",
     "migrate": "wal3_core.log.maintain.sealer",
-    "open_pinned": "wal3_core.log.read.pinned",
+    "open_pinned": "wal3_core.log.read.reader",
     "open_store": "wal3_core.storage.open_store",
     "over_limit": "wal3_core.fleet.dirty.back_pressure",
-    "pinned_records": "wal3_core.log.read.pinned",
+    "pinned_records": "wal3_core.log.read.reader",
     "plan_destroy": "wal3_core.log.maintain.destroyer",
     "records_across": "wal3_core.log.read.succession",
     "repair_log": "wal3_core.log.maintain.repair",
     "scrub": "wal3_core.log.read.scrub",
     "seal": "wal3_core.log.maintain.sealer",
     "undo_destroy": "wal3_core.log.maintain.destroyer",
-    "update_copy": "wal3_core.log.maintain.copy_update",
+    "update_copy": "wal3_core.log.maintain.copy.update",
     **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
     **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
     **dict.fromkeys(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub_report import place_of_object
+from wal3_core.log.read.scrub import place_of_object
 from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:

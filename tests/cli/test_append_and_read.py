@@ -14,7 +14,7 @@ from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from wal3_core.log.write.halt import ResumeReport
+    from wal3_core.log.write.commit_results import ResumeReport
 
     from .conftest import Command
 

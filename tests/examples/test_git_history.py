@@ -13,7 +13,7 @@ import pytest
 from examples.git_history.history import ingest, replay
 from tests.compacted_logs import compact
 from wal3_core.errors import ConditionNotMetError, InvalidRequestError
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition

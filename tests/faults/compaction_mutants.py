@@ -103,7 +103,7 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "a writer refuses records without keys by whatever manifest it knows",
-        "AppendResolver._knows_keyed",
+        "CommitResultHandler._knows_keyed",
         "_.seen_s >= _",
         "entry is not None",
     ),

@@ -12,8 +12,9 @@ from tests.faults.collectors import COPY
 from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import CollectorOptions, LogAt, LogError, LogWriter, Message, WriterOptions, collect, scrub, update_copy
-from wal3_core.log.write.staged_install import Once, install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 
 if TYPE_CHECKING:
     from tests.faults.actors import Actor, Stage

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.faults.oracle import Oracle
     from wal3_core import Message
-    from wal3_core.log.write.staged_install import Once
+    from wal3_core.log.write.staged.once import Once
     from wal3_core.model.paths import LogId
 
 Rows = tuple["Message", ...]

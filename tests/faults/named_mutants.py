@@ -7,26 +7,26 @@ from tests.mutations import Mutation
 NAMED_MUTANTS = (
     Mutation(
         "the writer's cursor does not name an append that begins",
-        "Remembering._go_on",
+        "IdempotentAppend._go_on",
         "self._save(_1, _2, appends)",
         "self._save(_1, _2, before)",
     ),
-    Mutation("earlier appends are not searched for when one begins", "Remembering._go_on", "placed(_1, _)", "_1"),
+    Mutation("earlier appends are not searched for when one begins", "IdempotentAppend._go_on", "placed(_1, _)", "_1"),
     Mutation(
         "an append that is done is made again",
-        "Remembering._go_on",
+        "IdempotentAppend._go_on",
         "if append.is_done: ...",
         "append = replace(append, start=0, limit=0)",
     ),
     Mutation(
         "a batch that was made before a later one is made again",
-        "Remembering._check_newest",
+        "IdempotentAppend._check_newest",
         "max(later) > _1",
         "max(later) > _1 + 16",
     ),
     Mutation(
         "a manifest is not searched before it is built on",
-        "Remembering.find",
+        "IdempotentAppend.find",
         "found if found.is_done else None",
         "None",
     ),
@@ -38,7 +38,7 @@ NAMED_MUTANTS = (
     ),
     Mutation(
         "a cursor that another process has moved is relied on",
-        "Remembering.check_kept",
+        "IdempotentAppend.check_kept",
         "found is None or _",
         "found is None",
     ),

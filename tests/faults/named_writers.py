@@ -30,10 +30,11 @@ from wal3_core.errors import (
     MissingError,
     UnknownDurabilityError,
 )
-from wal3_core.log.collect.collection import collect
-from wal3_core.log.maintain.copier import copy
-from wal3_core.log.write.staged_install import Once, install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, StagedFragment, Stager
+from wal3_core.log.collect.collector import collect
+from wal3_core.log.maintain.copy.copier import copy
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, Stager
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import FolderStore
 

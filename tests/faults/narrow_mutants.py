@@ -154,7 +154,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "the end of the writer's own commit is taken for the end of the log",
-        "Tail.confirm",
+        "WritePosition.confirm",
         "_1 and self._place == _",
         "_1",
     ),

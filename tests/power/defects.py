@@ -27,11 +27,11 @@ DEFECTS = (
         "sync_file(late)\n"
         "os.close(late)",
     ),
-    Mutation("folder not synced", "Durability.sync_written", "sync_folder(_)", "pass"),
-    Mutation("folder above synced instead", "Durability.sync_written", "sync_folder(_1)", "sync_folder(_1.parent)"),
-    Mutation("new folders not synced", "Durability.make_folder", "sync_folder(...)", "pass"),
+    Mutation("folder not synced", "DiskDurability.sync_written", "sync_folder(_)", "pass"),
+    Mutation("folder above synced instead", "DiskDurability.sync_written", "sync_folder(_1)", "sync_folder(_1.parent)"),
+    Mutation("new folders not synced", "DiskDurability.make_folder", "sync_folder(...)", "pass"),
     Mutation(
-        "existing folder taken for durable", "Durability.make_folder", "_ or not each.is_dir()", "not each.is_dir()"
+        "existing folder taken for durable", "DiskDurability.make_folder", "_ or not each.is_dir()", "not each.is_dir()"
     ),
     Mutation("written in place, not synced", "_link_new", "os.link(...)", "target.write_bytes(staged.read_bytes())"),
     Mutation(
@@ -50,12 +50,14 @@ DEFECTS = (
         "target.unlink()\nstaged.rename(target)",
     ),
     # Others' writes are visible before they are on disk: nothing is synced while a lock is held.
-    Mutation("another's version taken for durable", "Durability.sync_seen", "sync_folder(...)", "pass"),
+    Mutation("another's version taken for durable", "DiskDurability.sync_seen", "sync_folder(...)", "pass"),
     Mutation(
         "own version taken for durable too early",
         "LocalStore.replace",
         "staged.rename(target)",
         "staged.rename(target)\nreturn Done(_etag(data))",
     ),
-    Mutation("object that refused a create taken for durable", "Durability.sync_refusing", "self._sync(...)", "pass"),
+    Mutation(
+        "object that refused a create taken for durable", "DiskDurability.sync_refusing", "self._sync(...)", "pass"
+    ),
 )

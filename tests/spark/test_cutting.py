@@ -17,7 +17,8 @@ from wal3_core.runtime import shared_runtime
 from wal3_core.spark.bounds import Bounds, Span
 from wal3_core.spark.planning import plan_log, reader_of
 from wal3_core.spark.tasks import cost, cut, group
-from wal3_core.spark.verify import ROWS_AT_ONCE, work_table
+from wal3_core.spark.verify import work_table
+from wal3_core.spark.verify_task import ROWS_AT_ONCE
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:

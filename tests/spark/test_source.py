@@ -12,7 +12,7 @@ from tests.bad_names import BAD, GOOD, KINDS, Badness, cut_copy_short, spoil
 from tests.spark.logs import PER_FRAGMENT, fill, pointers
 from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
-from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.copy.copier import LogAt, copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from tests.spark.test_stream_reader import OffsetJson
     from wal3_core.errors import LogError
-    from wal3_core.log.write.once import Once
-    from wal3_core.log.write.staging import StagedFragment
+    from wal3_core.log.write.staged.once import Once
+    from wal3_core.log.write.staged.staging import StagedFragment
     from wal3_core.spark.sink import Staged
     from wal3_core.storage.object_store import ObjectStore
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
-from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer

@@ -30,7 +30,7 @@ from wal3_core import (
     Policy,
 )
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.model.parquet import key_groups
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore

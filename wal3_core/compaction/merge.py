@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from wal3_core.compaction.dropped import DROPPED, dropped_rows, dropped_to_bytes
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import KeyCompactionRefusedError
-from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.maintain.copy.parts import read_checked
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import dropped_path, fragment_path

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, KeyCompactionRefusedError
-from wal3_core.log.collect.retention import first_younger
+from wal3_core.log.collect.planner import first_younger
 from wal3_core.log.read.scan import select
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import is_dirty_log

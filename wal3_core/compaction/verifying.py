@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wal3_core.errors import CorruptError, MissingError
-from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.maintain.copy.parts import read_checked
 from wal3_core.model import parquet
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums

@@ -16,8 +16,7 @@ from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityErr
 from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
-from wal3_core.log.write.columns import check_records, one_record
-from wal3_core.log.write.table_columns import a_table, check_table
+from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.writer import outcome_of, submit_told
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from wal3_core.log.write.columns import Columns
-    from wal3_core.log.write.table_columns import Rows
+    from wal3_core.log.write.columns import Columns, Rows
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
     from wal3_core.storage.object_store import ObjectStore

@@ -10,10 +10,9 @@ locks entered and left by ``with``, a ``deque``, a ``SimpleQueue``. ``threading.
 qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 """
 
-from wal3_core.runtime.ahead import later, map_ahead
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
-from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held
+from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held, later, map_ahead
 from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 

@@ -6,14 +6,20 @@ error that it raises is printed, and goes no further.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from typing import TYPE_CHECKING
-
-from wal3_core.runtime.shielded import shielded
+import sys
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.runtime.port import Runtime
+
+
+P = ParamSpec("P")
 
 # A name and a password before a host, also in the option of a URL; the value of an option that may be a signature.
 _LOGIN = re.compile(r"(//|%2[Ff]%2[Ff])[^/\s?#@%]*(?::|%3[Aa])[^/\s?#@]*?(@|%40)")
@@ -37,6 +43,20 @@ class _Redaction(logging.Filter):
         if clean != text:
             record.msg, record.args = clean, None
         return True
+
+
+def shielded(report: Callable[P, None]) -> Callable[P, None]:
+    """Return the same call of a program's code, but an error that it raises is printed instead."""
+
+    @wraps(report)
+    def call(*args: P.args, **named: P.kwargs) -> None:
+        try:
+            report(*args, **named)
+        except Exception:  # noqa: BLE001 - a record may be durable by now: its append must not fail, or wait for ever
+            with contextlib.suppress(Exception):
+                sys.excepthook(*sys.exc_info())
+
+    return call
 
 
 def _logger(name: str) -> logging.Logger:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.runtime.shielded import shielded
+from wal3_core.runtime.loggers import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,18 +1,26 @@
-"""A future that stays usable when a thread that waits for it is interrupted."""
+"""A future that stays usable when a thread that waits for it is interrupted.
+
+``map_ahead`` and ``later`` do work on the shared workers, ahead of the caller.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
+from collections import deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures._base import FINISHED, PENDING
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from wal3_core.workers import COMMON, Share
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.runtime.port import Runtime
 
 
 T = TypeVar("T")
@@ -257,3 +265,43 @@ class CancellableOutcome(Outcome[T]):
         if self.__dict__.setdefault("_is_cancelled", is_cancelled):
             with contextlib.suppress(InvalidStateError):
                 self.set_exception(CancelledError())
+
+
+A = TypeVar("A")
+
+
+def map_ahead(
+    runtime: Runtime,
+    work: Callable[[A], T],
+    items: Iterable[A],
+    *,
+    count: int,
+    share: Share = COMMON,
+    ready: Callable[[], bool] = lambda: True,
+) -> Iterator[T]:
+    """Do the work on each item on the shared workers, ``count`` items ahead of the caller; yield results in order.
+
+    While the next item is not ``ready`` (asking for it would block), results are yielded first. ``share`` says
+    whose work it is.
+    """
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(later(runtime, partial(work, item), share))
+        while waiting and (len(waiting) > count or not ready()):
+            yield runtime.wait(waiting.popleft())
+    while waiting:
+        yield runtime.wait(waiting.popleft())
+
+
+def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Future[T]:
+    """Do the work on the shared workers; return its future."""
+    future: Outcome[T] = Outcome()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+
+    runtime.spawn(run, share=share)
+    return future

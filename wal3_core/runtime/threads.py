@@ -1,16 +1,21 @@
-"""The runtime of a real process: system clocks, operating system randomness, one pool of threads."""
+"""The runtime of a real process: system clocks, operating system randomness, one pool of threads.
+
+One thread serves all timers of the process, another one reports calls that take long, while there are any. A third
+notices a signal that the main thread does not take: Python runs handlers only between two of its instructions.
+"""
 
 from __future__ import annotations
 
+import _thread
 import atexit
-
-# By its own name: what imports it first when the interpreter ends fails, and pandas, which Arrow imports late, would.
 import concurrent.futures.thread
 import contextlib
+import heapq
 import itertools
 import os
 import random
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -23,14 +28,82 @@ from wal3_core.runtime.loggers import STORE
 from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
 from wal3_core.runtime.port import Lock, OwnThread, Timer, reentered
-from wal3_core.runtime.timers import TimerThread
-from wal3_core.runtime.watch import WATCHED
 from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor, Future
     from types import TracebackType
+
+
+class _Alarm:
+    """A task in the timer's heap."""
+
+    __slots__ = ("_task", "share")
+
+    def __init__(self, task: Callable[[], None], share: Share) -> None:
+        self._task: Callable[[], None] | None = task
+        self.share = share
+
+    def cancel(self) -> None:
+        self._task = None
+
+    def take(self) -> Callable[[], None] | None:
+        task, self._task = self._task, None
+        return task
+
+
+class TimerThread:
+    """One thread for all timers of the process; it ends when there is none left."""
+
+    def __init__(self, spawn: Callable[[Callable[[], None], Share], None]) -> None:
+        self._spawn = spawn
+        # Entered as it is: an interrupt in the condition's own __enter__, which is Python code, leaves the lock held.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._heap: list[tuple[float, int, _Alarm]] = []
+        self._sequence = itertools.count()
+        self._running = False
+
+    def add(self, delay_s: float, task: Callable[[], None], share: Share) -> _Alarm:
+        """Spawn a task after a delay."""
+        alarm, begin = _Alarm(task, share), False
+        try:
+            with self._lock:
+                heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._sequence), alarm))
+                self._condition.notify_all()
+                begin, self._running = not self._running, True
+            if begin:
+                self._start()
+        except BaseException:
+            if begin:
+                with self._lock:
+                    self._running = False
+            raise
+        return alarm
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started: a worker waits instead.
+            self._spawn(self._run, COMMON)
+
+    def _run(self) -> None:
+        while (alarm := self._next()) is not None:
+            task = alarm.take()
+            if task is not None:
+                self._spawn(task, alarm.share)
+
+    def _next(self) -> _Alarm | None:
+        with self._lock:
+            while self._heap:
+                pause_s = self._heap[0][0] - time.monotonic()
+                if pause_s <= 0:
+                    return heapq.heappop(self._heap)[2]
+                self._condition.wait(pause_s)
+            self._running = False
+            return None
 
 
 T = TypeVar("T")
@@ -253,3 +326,106 @@ def _reset_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+# How long a call takes before it is reported, and again while it lasts.
+LATE_S = 2.0
+
+
+class _Call:
+    """A call under way."""
+
+    __slots__ = ("began_s", "due_s", "late", "name")
+
+    def __init__(self, late: Callable[[], None], name: Callable[[], str]) -> None:
+        self.began_s = time.monotonic()
+        self.due_s = self.began_s + LATE_S
+        self.late = late
+        self.name = name
+
+
+class Watch:
+    """Calls under way. Its state changes by single steps, without a lock: any thread may be interrupted anywhere."""
+
+    def __init__(self) -> None:
+        self._calls: dict[_Call, None] = {}
+        # Taken while the thread runs.
+        self._running = _thread.allocate_lock()
+
+    @contextlib.contextmanager
+    def over(self, late: Callable[[], None], name: Callable[[], str]) -> Iterator[None]:
+        """Call ``late`` every two seconds, in another thread, while the block lasts; ``name`` says what it calls."""
+        call = _Call(late, name)
+        try:
+            self._calls[call] = None
+            if not self._running.locked():
+                self._begin()
+            yield
+        finally:
+            self._calls.pop(call, None)
+
+    def longest(self) -> str:
+        """Say which call has lasted longest, and for how long; "" when none is late."""
+        calls = list(self._calls)
+        first = min(calls, key=lambda call: call.began_s, default=None)
+        lasts_s = 0.0 if first is None else time.monotonic() - first.began_s
+        return "" if first is None or lasts_s < LATE_S else f"{first.name()} has not returned for {lasts_s:.0f} s"
+
+    def _begin(self) -> None:
+        if self._running.acquire(blocking=False):
+            try:
+                # It is not waited for at exit: it only reports.
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:
+                # No thread can be started: there are no reports.
+                self._running.release()
+
+    def _run(self) -> None:
+        while self._calls:
+            pause_s = LATE_S
+            for call in list(self._calls):
+                left_s = call.due_s - time.monotonic()
+                if left_s <= 0:
+                    call.due_s += LATE_S
+                    attempt(call.late)
+                else:
+                    pause_s = min(pause_s, left_s)
+            time.sleep(pause_s)
+        self._running.release()
+        if self._calls:
+            # Begun since the last look.
+            self._begin()
+
+
+class Watched:
+    """The process's one watch; a fork gets another one, as the thread and the calls are its parent's."""
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self.watch = Watch()
+
+
+WATCHED = Watched()
+
+
+def watch_signal(number: int, patience_s: float, is_late: Callable[[], bool], act: Callable[[], object]) -> None:
+    """Call ``act``, in a thread of its own, when ``is_late`` returns true ``patience_s`` seconds after the signal.
+
+    To be called in the main thread, once in a process.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while received := os.read(reading, 1):
+            if received[0] != number:
+                continue
+            time.sleep(patience_s)
+            if is_late():
+                act()
+
+    threading.Thread(target=watch, name="wal3-signals", daemon=True).start()

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal, try_log
 from wal3_core.fleet.survey import Survey
-from wal3_core.log.collect.deleter import Deleter, DeletionReport
-from wal3_core.log.collect.orphans import oldest
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, oldest
 from wal3_core.model.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions

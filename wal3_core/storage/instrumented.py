@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.runtime.loggers import STORE, WAITING
 from wal3_core.runtime.observer import RequestEnd
-from wal3_core.runtime.watch import LATE_S, WATCHED
+from wal3_core.runtime.threads import LATE_S, WATCHED
 from wal3_core.storage.object_store import WRITES, Refused, StoreWrapper, Unknown
 
 if TYPE_CHECKING:

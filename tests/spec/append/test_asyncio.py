@@ -22,7 +22,7 @@ from wal3_core import (
     UnavailableError,
     seal,
 )
-from wal3_core.log.read.following_async import Calls
+from wal3_core.log.read.following import Calls
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from wal3_core import (
     collect,
     seal,
 )
-from wal3_core.log.write.breath import Breath
+from wal3_core.log.write.pacing import YieldPause
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_maintenance_far_from_the_store_gets_its_turn_beside_a_busy_writer(
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: of thousands of attempts none succeeded, because the next commit always came first."""
-    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.5)
+    monkeypatch.setattr("wal3_core.log.write.pacing._BUSY_S", 0.5)
     stop = threading.Event()
     # One fragment per record, so that the tree is rolled continuously.
     options = WriterOptions(batch_records_max=1)
@@ -87,9 +87,9 @@ def test_maintenance_far_from_the_store_gets_its_turn_beside_a_busy_writer(
 def test_append_with_little_time_left_does_not_pause(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.log.write.breath._FIRST_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 2.0)
-    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._FIRST_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MIN", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MAX", 2.0)
     began_s = time.monotonic()
 
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
@@ -123,7 +123,7 @@ def test_writer_pauses_after_one_second_then_once_in_ten_and_not_when_rested(
     idle_s: float, commit_s: float, pauses: list[float]
 ) -> None:
     with StillRuntime() as runtime:
-        breath = Breath(runtime)
+        breath = YieldPause(runtime)
         while runtime.now_s < 56:
             breath.take(commit_s, lambda: 120)
             runtime.now_s += commit_s
@@ -148,9 +148,9 @@ def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
     runtime = ThreadRuntime()
     writer = LogWriter.open_or_initialize(memory_store, "a", runtime=runtime)
     runtime.close()
-    monkeypatch.setattr("wal3_core.log.write.breath._FIRST_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 60.0)
-    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._FIRST_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MAX", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MIN", 60.0)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -159,7 +159,7 @@ def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    monkeypatch.setattr("wal3_core.log.write.breath._FIRST_S", 1e9)
+    monkeypatch.setattr("wal3_core.log.write.pacing._FIRST_S", 1e9)
 
     assert writer.append(b"2").offset == 2
     assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"1", b"2"]

@@ -13,8 +13,7 @@ from tests.large_logs import Grower, reachable, stored
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
-from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition

@@ -35,7 +35,7 @@ from wal3_core.errors import (
     KeyRequiredError,
     UnknownDurabilityError,
 )
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
 from wal3_core.model.paths import KEY_ROLLUP_FOLDER

@@ -32,7 +32,7 @@ from wal3_core.errors import OutdatedPlanError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.references import References
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.read.scrub_report import ScrubReport
+from wal3_core.log.read.scrub import ScrubReport
 from wal3_core.options import RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore

@@ -30,10 +30,10 @@ from wal3_core.errors import (
     KeyCompactionRefusedError,
     UnavailableError,
 )
-from wal3_core.log.collect.collection import collect
-from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.collect.collector import collect
+from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.read.pinned import pinned_records
+from wal3_core.log.read.reader import pinned_records
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions

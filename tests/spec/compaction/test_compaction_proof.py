@@ -17,7 +17,7 @@ from wal3_core import LogAt, LogReader, LogWriter, copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet

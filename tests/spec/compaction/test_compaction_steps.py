@@ -19,8 +19,7 @@ from wal3_core.errors import (
     MissingError,
     StoreDeniedError,
 )
-from wal3_core.log.collect.collection import collect
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
 from wal3_core.model.paths import pass_token

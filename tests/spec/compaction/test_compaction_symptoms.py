@@ -17,7 +17,7 @@ from wal3_core.compaction import grouping
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.engine import LocalWork
 from wal3_core.errors import KeyCompactionRefusedError, LogReplacedError, MissingError
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import POLICY, pass_path
 from wal3_core.options import MIB, ReaderOptions

@@ -12,9 +12,9 @@ from tests.spec.logs import bodies, manifest_of
 from tests.stores import FaultyStore
 from wal3_core import LogAt, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap, copy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.maintain import copied_pieces
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.maintain.copy import parts
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.policy import Policy
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -67,8 +67,8 @@ def commits(log: MemoryStore) -> list[list[FragmentPointer]]:
 
 
 def test_update_of_records_of_one_time_is_many_commits(log: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_PER_COMMIT", 4)
-    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_OF_ONE_TIME_MAX", 6)
+    monkeypatch.setattr(parts, "_FRAGMENTS_PER_COMMIT", 4)
+    monkeypatch.setattr(parts, "_FRAGMENTS_OF_ONE_TIME_MAX", 6)
     append(log, 5)
     stage(log, 10)
     append(log, 20)
@@ -86,7 +86,7 @@ def test_append_that_a_pass_has_joined_with_others_is_copied_in_one_commit(
     log: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_FRAGMENTS_PER_COMMIT", "_FRAGMENTS_OF_ONE_TIME_MAX"):
-        monkeypatch.setattr(copied_pieces, name, 2)
+        monkeypatch.setattr(parts, name, 2)
     append(log, 2)
     stage(log, 5)
     append(log, 2)

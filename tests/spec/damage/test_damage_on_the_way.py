@@ -22,8 +22,9 @@ from wal3_core import (
     copy,
     repair_log,
 )
-from wal3_core.log.write.staged_install import Once, install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 

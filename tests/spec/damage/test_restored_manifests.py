@@ -25,8 +25,8 @@ from tests.spec.logs import bodies
 from tests.spec.staged.test_staged import OPTIONS, stage
 from tests.stores import life_store
 from wal3_core import LogWriter, scrub
-from wal3_core.log.write.once import Once
-from wal3_core.log.write.staged_install import install_staged
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
 from wal3_core.model.paths import GARBAGE_FOLDER, MANIFEST
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.errors import CorruptError
-from wal3_core.log.write.once import Once
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
 from wal3_core.model.manifest import NOT_COMPACTED
 from wal3_core.model.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path

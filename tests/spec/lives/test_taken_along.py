@@ -42,11 +42,11 @@ from wal3_core import (
     seal,
     update_copy,
 )
-from wal3_core.log.maintain.copied_cursors import delete_cursor
+from wal3_core.log.maintain.copy.cursors import delete_cursor
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.write.once import Once
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 

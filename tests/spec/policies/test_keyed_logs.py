@@ -28,8 +28,8 @@ from wal3_core import (
     migrate,
     update_copy,
 )
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from wal3_core import (
     destroy,
     seal,
 )
-from wal3_core.log.write import report
+from wal3_core.log.write import stats
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.runtime.loggers import Seldom, without_secrets
@@ -101,7 +101,7 @@ def test_writers_that_overtake_each_other_warn_once_and_debug_the_rest(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They never learn that they share the log, so each loses its place again and again.
-    monkeypatch.setattr("wal3_core.log.write.turns._QUIET", 0)
+    monkeypatch.setattr("wal3_core.log.write.pacing._QUIET", 0)
     LogWriter.initialize(memory_store, "a")
     with (
         caplog.at_level(logging.DEBUG, "wal3.writer"),
@@ -151,7 +151,7 @@ def test_appends_that_fail_are_a_warning(faulty: FaultyStore, caplog: pytest.Log
 def test_slow_commit_is_a_warning(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "SLOW_COMMIT_S", 0.0)
+    monkeypatch.setattr(stats, "SLOW_COMMIT_S", 0.0)
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append(b"x")
 
@@ -309,7 +309,7 @@ def test_handler_that_raises_leaves_appends_their_outcomes(
 
     handler, printed = Broken(), threading.Event()
     monkeypatch.setattr(sys, "excepthook", lambda *_: printed.set())
-    monkeypatch.setattr(report, "SLOW_COMMIT_S", -1.0)
+    monkeypatch.setattr(stats, "SLOW_COMMIT_S", -1.0)
     store = InstrumentedStore(faulty, shared_runtime())
     logging.getLogger("wal3").addHandler(handler)
     try:

@@ -24,9 +24,9 @@ from wal3_core import (
     pinned_records,
     scrub,
 )
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import life_folder
 from wal3_core.options import CollectorOptions

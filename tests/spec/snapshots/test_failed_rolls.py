@@ -11,8 +11,8 @@ import pytest
 from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, damage, life_path
 from wal3_core import LogAt, LogReader, LogWriter, WriterOptions, copy, repair_log, update_copy
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.options import RetryOptions, SnapshotOptions
 
 if TYPE_CHECKING:

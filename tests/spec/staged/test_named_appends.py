@@ -28,8 +28,9 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.collect.collection import collect
-from wal3_core.log.write.staged_install import Once, install_staged
+from wal3_core.log.collect.collector import collect
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
 from wal3_core.model.cursor import Owner
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.model.policy import Cleanup, Policy

@@ -14,8 +14,8 @@ from tests.spec.staged.test_staged import ONCE, OPTIONS, stage
 from tests.stores import FaultyStore
 from wal3_core import LogAt, LogWriter, Policy, UnknownDurabilityError, copy, destroy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.maintain import copied_pieces
-from wal3_core.log.write.staged_install import install_staged
+from wal3_core.log.maintain.copy import parts
+from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -23,7 +23,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.log.write.staged_install import Once
+    from wal3_core.log.write.staged.once import Once
     from wal3_core.storage.object_store import ObjectStore
 
 # Of the appends by name, their rows. An update's commit of five fragments would end within tuesday's, which are four.
@@ -36,9 +36,9 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_PER_COMMIT", 5)
+    monkeypatch.setattr(parts, "_FRAGMENTS_PER_COMMIT", 5)
     # Not by their times.
-    monkeypatch.setattr(copied_pieces, "_FRAGMENTS_OF_ONE_TIME_MAX", 5)
+    monkeypatch.setattr(parts, "_FRAGMENTS_OF_ONE_TIME_MAX", 5)
 
 
 def alone(name: str) -> Once:

@@ -24,9 +24,9 @@ from wal3_core import (
     copy,
     update_copy,
 )
-from wal3_core.log.write.once import Once
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore

@@ -30,9 +30,10 @@ from wal3_core import (
 )
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyRequiredError, UnavailableError
-from wal3_core.log.collect.collection import collect
-from wal3_core.log.write.staged_install import Once, install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, StagedFragment, Stager
+from wal3_core.log.collect.collector import collect
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, Stager
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime

@@ -12,9 +12,9 @@ from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.write.once import Once
-from wal3_core.log.write.staged_install import install_staged
-from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.cursor import Cursor, Owner
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.model.policy import Cleanup, Policy

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from wal3_core.cli.commands.policy import describe_policy, policy_json
-from wal3_core.cli.shell.failures import exit_unless
-from wal3_core.cli.shell.output import counted, plain, print_json, progress, size, time
+from wal3_core.cli.shell.failures import exit_unless, plain
+from wal3_core.cli.shell.output import counted, print_json, progress, size, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import LOG, Whole, log_argument
 from wal3_core.errors import LogNotFoundError
-from wal3_core.log.maintain.copier import LogAt
-from wal3_core.log.maintain.copier import copy as copy_log
-from wal3_core.log.maintain.copy_update import update_copy
+from wal3_core.log.maintain.copy.copier import LogAt
+from wal3_core.log.maintain.copy.copier import copy as copy_log
+from wal3_core.log.maintain.copy.update import update_copy
 from wal3_core.log.maintain.repair import RepairReport, repair_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.policy_store import PolicyStore

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.shell.failures import unreadable
-from wal3_core.cli.shell.output import confirm, count, counted, plain, print_json, second, show, show_table
+from wal3_core.cli.shell.failures import plain, unreadable
+from wal3_core.cli.shell.output import confirm, count, counted, print_json, second, show, show_table
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import CURSOR, LogOffset, log_argument
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
-from wal3_core.log.maintain.copied_cursors import delete_cursor as delete_everywhere
+from wal3_core.log.maintain.copy.cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import cursor_name

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.shell.failures import Failure
+from wal3_core.cli.shell.failures import Failure, plain
 from wal3_core.cli.shell.output import (
     console,
     count,
     counted,
-    plain,
     print_json,
     progress,
     require_terminal,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.shell.failures import Failure, unreadable
-from wal3_core.cli.shell.output import count, counted, plain, print_json, show_table, size
+from wal3_core.cli.shell.failures import Failure, plain, unreadable
+from wal3_core.cli.shell.output import count, counted, print_json, show_table, size
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.shell.stores import check_store
 from wal3_core.cli.types import CURSOR, LOG, SERVER, Duration, Whole, age_of

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from wal3_core.cli.shell.failures import EXIT_FINDINGS, InvalidFailure
+from wal3_core.cli.shell.failures import EXIT_FINDINGS, InvalidFailure, plain
 from wal3_core.cli.shell.input import StopSignals
-from wal3_core.cli.shell.output import console, count, counted, plain, print_json, progress, show_table, size
+from wal3_core.cli.shell.output import console, count, counted, print_json, progress, show_table, size
 from wal3_core.cli.shell.process import TAKEN_S_MAX
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Whole, wait_of

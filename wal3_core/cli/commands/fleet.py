@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from wal3_core.cli.commands.dirty import NO_DIRTY_LOGS, say_cut, warn_of_clock
-from wal3_core.cli.shell.failures import unreadable
-from wal3_core.cli.shell.output import console, count, counted, plain, print_json, quiet_pipe, show_table, table
+from wal3_core.cli.shell.failures import plain, unreadable
+from wal3_core.cli.shell.output import console, count, counted, print_json, quiet_pipe, show_table, table
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.shell.stores import check_store
 from wal3_core.cli.types import Duration, Whole, age_of

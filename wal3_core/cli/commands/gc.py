@@ -15,8 +15,7 @@ from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.shell.stores import NO_LOGS, named_logs
 from wal3_core.cli.types import Decimal, Duration, Whole, log_argument, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
-from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 

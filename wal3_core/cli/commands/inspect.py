@@ -9,19 +9,8 @@ import click
 from rich.tree import Tree
 
 from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors
-from wal3_core.cli.shell.failures import unreadable
-from wal3_core.cli.shell.output import (
-    console,
-    count,
-    counted,
-    plain,
-    print_json,
-    second,
-    show_facts,
-    show_table,
-    size,
-    time,
-)
+from wal3_core.cli.shell.failures import plain, unreadable
+from wal3_core.cli.shell.output import console, count, counted, print_json, second, show_facts, show_table, size, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
 from wal3_core.errors import CorruptError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.shell.failures import InvalidFailure
-from wal3_core.cli.shell.output import count, plain, show, size
+from wal3_core.cli.shell.failures import InvalidFailure, plain
+from wal3_core.cli.shell.output import count, show, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Whole, WholeSeconds, duration_of, log_argument
 from wal3_core.errors import InvalidRequestError

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wal3_core.cli.queues import Enqueuing, leases_of, prefix_option, queue_argument, queues_options, stored
-from wal3_core.cli.shell.failures import Failure, InvalidFailure
+from wal3_core.cli.shell.failures import Failure, InvalidFailure, plain
 from wal3_core.cli.shell.output import (
     confirm,
     count,
     counted,
-    plain,
     print_json,
     quiet_pipe,
     report,

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.shell.failures import plain
 from wal3_core.cli.shell.input import json_of_record
-from wal3_core.cli.shell.output import plain, print_json, progress, quiet_pipe
+from wal3_core.cli.shell.output import print_json, progress, quiet_pipe
 from wal3_core.cli.shell.session import Session, lines_option, pass_session, session_and_json
 from wal3_core.cli.types import PIN, Time, Whole, log_argument, range_options, start_of
-from wal3_core.log.read.pinned import open_pinned, pinned_records
-from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.reader import LogReader, open_pinned, pinned_records
 from wal3_core.options import UNLIMITED, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.log.read.files import StoredFile
     from wal3_core.log.read.following import Following
+    from wal3_core.log.read.walk import StoredFile
     from wal3_core.model.record import Record
 
 _PROGRESS_EVERY = 1000

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.shell.failures import exit_unless, explain, section_of
-from wal3_core.cli.shell.output import console, count, plain, print_json, progress, show_table, size
+from wal3_core.cli.shell.failures import exit_unless, explain, plain, section_of
+from wal3_core.cli.shell.output import console, count, print_json, progress, show_table, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.shell.stores import NO_LOGS, named_logs
 from wal3_core.cli.types import Whole, log_argument
 from wal3_core.errors import LogError
-from wal3_core.log.read.scrub import Problem, ScrubReport
+from wal3_core.log.read.scrub import Problem, ScrubReport, place_of_object
 from wal3_core.log.read.scrub import scrub as scrub_log
-from wal3_core.log.read.scrub_report import place_of_object
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:

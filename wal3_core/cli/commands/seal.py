@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.commands.policy import describe_policy
-from wal3_core.cli.shell.failures import Failure
-from wal3_core.cli.shell.output import counted, plain, show, time
+from wal3_core.cli.shell.failures import Failure, plain
+from wal3_core.cli.shell.output import counted, show, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import LOG, log_argument
 from wal3_core.errors import LogError, SealedError

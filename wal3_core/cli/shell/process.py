@@ -96,7 +96,7 @@ def as_exception() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not leave:
         yield
         return
-    from wal3_core.runtime.signal_watch import watch_signal  # noqa: PLC0415 - for a quick start
+    from wal3_core.runtime.threads import watch_signal  # noqa: PLC0415 - for a quick start
 
     watch_signal(signal.SIGINT, TAKEN_S_MAX, _is_late, leave)
     signal.signal(signal.SIGINT, _raise)

@@ -32,7 +32,7 @@ from wal3_core.fleet.exercise.place import log_name, run_store, server_name
 from wal3_core.fleet.exercise.report import Figures
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.open_logs import FleetOptions
-from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.record import position_after

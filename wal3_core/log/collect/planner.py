@@ -2,6 +2,8 @@
 
 A plan is a proposal. The pruner reads the cursors once more after the announcement
 (log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+
+``first_younger`` tells by the process's clock and by the store's which records are young enough to be kept.
 """
 
 from __future__ import annotations
@@ -12,22 +14,28 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import instance_of, integer, make_plain, text
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
 from wal3_core.log.collect.references import every_path
-from wal3_core.log.collect.retention import first_younger
+from wal3_core.log.read.scan import select
 from wal3_core.model.garbage import Cut, cut_below
 from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import WRITER_CURSOR, LogId, check_log_id
+from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
+from wal3_core.options import UNLIMITED
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.policy import Policy
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.documents.manifest_store import Installed
+
+    Load = Callable[[SnapshotPointer], Snapshot]
 
 
 ONLY_COMPACTED = "its policy compacts it, and does not let collections prune it"
@@ -278,3 +286,23 @@ def is_consumed(cursors: Iterable[str]) -> bool:
 def _uncollected(policy: Policy) -> str:
     """Say why collections prune nothing of a log."""
     return ONLY_COMPACTED if policy.compacts else KEPT_WHOLE
+
+
+def first_younger(manifest: Manifest, retention_s: int, stores: LogStores) -> int:
+    """Return the offset from which on records are younger than ``retention_s``.
+
+    The store is asked for its time only when something is old by the process's clock.
+    """
+    load = stores.snapshots.load
+    own_us, age_us = stores.runtime.now_us(), retention_s * US_PER_S
+    offset = _first_after(manifest, own_us - age_us, load)
+    if offset <= manifest.first.position.offset:
+        return offset
+    # A clock that is ahead would let records be deleted too early.
+    store_us = stores.store_now_us()
+    return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)
+
+
+def _first_after(manifest: Manifest, timestamp_us: int, load: Load) -> int:
+    young = next(select(manifest.pointers, AtTime(max(0, timestamp_us)), UNLIMITED, load), None)
+    return manifest.next.position.offset if young is None else young.start.offset

@@ -23,8 +23,7 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.contents import Kind, own_objects, strangers
-from wal3_core.log.maintain.remains import delete_remains, unknown_objects
+from wal3_core.log.contents import Kind, delete_remains, own_objects, strangers, unknown_objects
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind

@@ -3,26 +3,45 @@
 The manifest and every sound object stay as they are. What is written has the setsum, positions, count and size that
 the log's pointer states, and replaces only the damaged version that was read. So any number of calls may run at once,
 be cut short and be repeated, beside writers and collectors. Source: docs/protocol.md, "Repair".
+
+A lost snapshot is rebuilt, byte for byte, from pointers that may have been in it: its name contains the hash of its
+bytes, so a wrong guess is recognised.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.arguments import checked, flag, function, instance_of, optional
-from wal3_core.errors import CorruptError, InvalidRequestError, StoreDeniedError, UnavailableError
-from wal3_core.log.maintain.copier import LogAt
-from wal3_core.log.maintain.repair_source import RepairSource, UnrepairableError
-from wal3_core.log.maintain.snapshot_rebuild import own_fragments, own_snapshots, rebuild
+from wal3_core.errors import (
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogError,
+    StoreDeniedError,
+    UnavailableError,
+)
+from wal3_core.log.maintain.copy.copier import LogAt
+from wal3_core.log.maintain.copy.parts import read_checked
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub import still_named
-from wal3_core.log.read.scrub_report import Problem
+from wal3_core.log.read.scrub import Problem, still_named
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import (
+    SNAPSHOT_FOLDER,
+    check_fragment_path,
+    fragment_folder,
+    fragment_seq_no,
+    is_snapshot_path,
+    snapshot_path,
+)
+from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
-from wal3_core.model.snapshot import Snapshot
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, RetryOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -30,11 +49,13 @@ from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, lo
 from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import PutOutcome
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
+
 
 _FETCHES_AHEAD = 4
 # A file that is longer than its fragment is read to its end, for its version, if it is longer by this at most.
@@ -281,3 +302,179 @@ class _Repairing:
             raise UnrepairableError(message) from error
         assert found is None or isinstance(found, Versioned)
         return found
+
+
+T = TypeVar("T")
+
+
+class UnrepairableError(LogError):
+    """An object cannot be repaired; the message says why, and what helps."""
+
+
+class RepairSource:
+    """A copy of the log, in any fragments."""
+
+    def __init__(self, copy: LogAt, runtime: Runtime) -> None:
+        self._reading = replace(copy.reading, verify=True)
+        self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
+        self._manifests = ManifestStore(
+            with_retries(log_store(copy.store, copy.log), runtime, copy.reading.retry), runtime
+        )
+        self.url = self._manifests.url
+
+    def fragment(self, pointer: FragmentPointer) -> bytes:
+        """Return the bytes that a pointer of the log names; UnrepairableError when the copy does not give them."""
+        own = self._same_file(pointer)
+        data = self._encoded(pointer) if own is None else own
+        try:
+            parquet.decode(data, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max)
+        except CorruptError as error:
+            message = f"the records in log {self.url} do not give this fragment: {error}"
+            raise UnrepairableError(message) from error
+        return data
+
+    def pointers(self, pointer: Pointer) -> list[FragmentPointer]:
+        """List the copy's fragments of a pointer's range; UnrepairableError when it lacks some of it."""
+        return self._within(pointer, self._reader.scan)
+
+    def _same_file(self, pointer: FragmentPointer) -> bytes | None:
+        """Return the copy's file at the fragment's path, if it is that fragment's: a full copy has the same files."""
+        try:
+            return read_checked(
+                self._manifests.objects, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max
+            )[0]
+        except CorruptError:
+            return None
+
+    def _encoded(self, pointer: FragmentPointer) -> bytes:
+        """Encode the fragment's records as its writer did, under its own number and token."""
+        records = self._within(pointer, lambda start, limits: list(self._reader.records(start, limits)))
+        if len(records) > pointer.num_records:
+            why = f"the log's compaction kept {pointer.num_records} of their {len(records)} records, and which is lost"
+            raise self._lacking(pointer, why)
+        if len(records) < pointer.num_records:
+            raise self._lacking(pointer, f"it has {len(records)} of their {pointer.num_records} records")
+        keys = [record.key for record in records]
+        source = parquet.FragmentSource(
+            start=pointer.start,
+            seq_no=pointer.seq_no,
+            token=check_fragment_path(pointer.path, pointer.seq_no),
+            keys=None if all(key is None for key in keys) else keys,
+            bodies=[record.body for record in records],
+            timestamps_us=[record.timestamp_us for record in records],
+            offsets=[record.offset for record in records],
+        )
+        made = parquet.encode(source)
+        for earlier in parquet.EARLIER_KEY_METADATA:
+            if len(made.data) != pointer.num_bytes:
+                made = parquet.encode(replace(source, key_metadata=earlier))
+        if len(made.data) != pointer.num_bytes:
+            # A pass may have arranged it by key.
+            made = parquet.encode_arranged(parquet.table_of(records), seq_no=source.seq_no, token=source.token)
+        if made.setsum != pointer.setsum:
+            otherwise = ", or was compacted otherwise" if pointer.compacted else ""
+            message = (
+                f"log {self.url} is no copy of this log{otherwise}: expected records of setsum {pointer.setsum}, found"
+                f" {made.setsum}"
+            )
+            raise UnrepairableError(message)
+        if len(made.data) != pointer.num_bytes:
+            message = (
+                f"log {self.url} has the records, but this version of wal3 or pyarrow encodes them in"
+                f" {len(made.data)} bytes, not {pointer.num_bytes}: repair with the versions that wrote the log, or"
+                f" restore the whole log from the copy"
+            )
+            raise UnrepairableError(message)
+        return bytes(made.data)
+
+    def _within(self, pointer: Pointer, load: Callable[[int, Limits], list[T]]) -> list[T]:
+        try:
+            return load(pointer.start.offset, Limits(offset=pointer.limit.offset))
+        except (GarbageCollectedError, InvalidRequestError, CorruptError) as error:
+            raise self._lacking(pointer, f"they cannot be read there: {error}") from error
+
+    def _lacking(self, pointer: Pointer, why: str) -> UnrepairableError:
+        """Say which offsets the copy does not give: because it ends before them, or why else."""
+        limit = self._reader.manifest().next.position.offset
+        why = f"the copy ends at offset {limit - 1}" if limit < pointer.limit.offset else why
+        offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
+        return UnrepairableError(f"log {self.url}: expected {offsets}, found that {why}")
+
+
+# Orphans that have the numbers and sizes of its fragments make several chains fit.
+_CHAINS_MAX = 64
+
+
+def rebuild(pointer: SnapshotPointer, parts: Iterable[Pointer], log_id: LogId, fence: int) -> Snapshot | None:
+    """Return the snapshot that a pointer names, if its pointers are among ``parts``; ``fence`` is the log's."""
+    by_start: dict[int, list[Pointer]] = {}
+    for part in parts:
+        by_start.setdefault(part.start.offset, []).append(part)
+    for chain in islice(_chains(by_start, pointer), _CHAINS_MAX):
+        # Its upload began under the log's fence of that time.
+        for earlier in range(fence, -1, -1):
+            snapshot = Snapshot(chain, earlier, log_id)
+            if snapshot_path(pointer.setsum, snapshot.to_bytes()) == pointer.path:
+                return snapshot
+    return None
+
+
+def _chains(by_start: Mapping[int, list[Pointer]], whole: SnapshotPointer) -> Iterator[tuple[Pointer, ...]]:
+    """Go through the runs of pointers without a gap that have a snapshot's range, size and setsum."""
+    begun: list[tuple[Pointer, ...]] = [()]
+    while begun:
+        chain = begun.pop()
+        at = chain[-1].limit.offset if chain else whole.start.offset
+        if at == whole.limit.offset:
+            fits = (len(chain), sum(part.num_bytes for part in chain)) == (whole.num_pointers, whole.num_bytes)
+            if fits and sum_setsums(chain) == whole.setsum:
+                yield chain
+        elif at < whole.limit.offset and len(chain) < whole.num_pointers:
+            begun += [(*chain, part) for part in by_start.get(at, ())]
+
+
+def own_fragments(
+    pointer: SnapshotPointer, copied: Iterable[FragmentPointer], objects: ObjectStore
+) -> Iterator[FragmentPointer]:
+    """Go through the pointers that a lost snapshot of fragments may have held.
+
+    The copy has the positions and setsums, the log's own files have the paths and sizes.
+    """
+    numbers = [FragmentSeqNo(number) for number in range(pointer.first_seq_no, pointer.last_seq_no + 1)]
+    stored: dict[FragmentSeqNo, list[ObjectMeta]] = {number: [] for number in numbers}
+    for folder in sorted({fragment_folder(number) for number in numbers}):
+        for meta in objects.list_objects(folder):
+            # A foreign file is no fragment.
+            with suppress(CorruptError):
+                stored.get(fragment_seq_no(meta.path), []).append(meta)
+    for part in _numbered(numbers, list(copied)):
+        if part.path:
+            # Its own file may be damaged: a full copy has its path and size.
+            yield part
+        for meta in stored.get(part.seq_no, []):
+            if meta.path != part.path or meta.size != part.num_bytes:
+                yield replace(part, path=meta.path, num_bytes=meta.size)
+
+
+def _numbered(numbers: Sequence[FragmentSeqNo], copied: Sequence[FragmentPointer]) -> Iterator[FragmentPointer]:
+    """Give a copy's fragments the log's numbers; those of an updated copy have their own, and no path is known.
+
+    A compaction gives a fragment the numbers of the run that it stands for, which only a full copy has.
+    """
+    if len(numbers) != len(copied):
+        yield from copied
+        return
+    for number, part in zip(numbers, copied, strict=True):
+        yield part if part.seq_no == number else replace(part, path="", first_seq_no=number, seq_no=number)
+
+
+def own_snapshots(objects: ObjectStore) -> Iterator[SnapshotPointer]:
+    """Go through the pointers to the log's stored snapshots that are sound."""
+    for meta in objects.list_objects(SNAPSHOT_FOLDER):
+        if not is_snapshot_path(meta.path):
+            continue
+        data = objects.read(meta.path, length=BYTES_MAX + 1)
+        # The sound ones may be all that are needed.
+        with suppress(CorruptError):
+            if data is not None:
+                yield Snapshot.pointer_of(data, meta.path)

@@ -22,8 +22,8 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copied_cursors import delete_retired, load_cursors
-from wal3_core.log.maintain.copy_target import CopyTarget
+from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
+from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
@@ -44,7 +44,7 @@ from wal3_core.storage.retrying import attempts, for_store, with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.log.maintain.copy_target import Claim
+    from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import LoadedDocument

@@ -1,31 +1,33 @@
-"""The public API for reading a log: scan, fetch, records, follow.
+"""The public API for reading a log: scan, fetch, records, follow; as a table for Arrow, pandas and polars.
 
 Keeps INV-9 (what is read is what was written) and INV-10 (never a gap, never a short list) of
 docs/protocol.md. Source: docs/protocol.md, "Read".
+
+``open_pinned`` reads what a pin keeps: the log as it was when the pin was made, whatever was collected since.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+
+import pyarrow as pa
 
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
-from wal3_core.errors import MissingError
-from wal3_core.log.read.files import stored_file
-from wal3_core.log.read.following import Following, Source, Waiting
-from wal3_core.log.read.following_async import in_thread
-from wal3_core.log.read.reloading import Reloading
+from wal3_core.errors import InvalidRequestError, MissingError
+from wal3_core.log.read.following import Following, Source, Waiting, in_thread
 from wal3_core.log.read.scan import first_rows, holds, trim, within
-from wal3_core.log.read.tables import Tables
-from wal3_core.log.read.walk import Loader, Walk
+from wal3_core.log.read.walk import Loader, Reloading, Walk, stored_file
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import check_log_name, check_pin_name
 from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
 from wal3_core.storage.retrying import reread_if_damaged, with_retries
@@ -33,16 +35,93 @@ from wal3_core.storage.retrying import reread_if_damaged, with_retries
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    import pyarrow as pa
+    import pandas as pd  # type: ignore[import-untyped,unused-ignore]  # it ships no types
+    import polars as pl  # type: ignore[import-not-found,unused-ignore]  # optional
 
     from wal3_core.errors import CorruptError
-    from wal3_core.log.read.files import StoredFile
+    from wal3_core.log.read.walk import StoredFile
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
+    from wal3_core.model.pin import Pin
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.storage.object_store import ObjectStore
+
+
+# The columns of ``batches``. Times are times, so that they can be compared with others and shown; binary columns are
+# large ones, since a table may hold more than 2 GiB of bodies.
+SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("timestamp_us", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("key", pa.large_binary()),
+        pa.field("body", pa.large_binary()),
+    ]
+)
+
+
+class Tables(Protocol):
+    """The methods of a reader that return records as a table.
+
+    A table holds all its records in memory, and about twice that while it is made: give limits, or go through
+    ``batches`` where the log may be larger. Everything is checked as in ``records``, and belongs to one manifest.
+    """
+
+    def batches(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Go through the log as Arrow batches (offset, timestamp_us, key, body)."""
+        ...
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_arrow(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pa.Table:
+        """Return the range's records as a ``pyarrow.Table``.
+
+        Its columns are offset (uint64), timestamp_us (timestamp[us, UTC]), key and body (binary; null where a record
+        has none).
+        """
+        batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
+        return pa.Table.from_batches(batches, schema=SCHEMA)
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_pandas(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pd.DataFrame:
+        """Return ``to_arrow`` as a pandas DataFrame; ModuleNotFoundError where pandas is not installed."""
+        _require("pandas", "to_pandas")
+        return self.to_arrow(start, limits, manifest=manifest).to_pandas()
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_polars(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pl.DataFrame:
+        """Return ``to_arrow`` as a polars DataFrame; ModuleNotFoundError where polars is not installed."""
+        polars = _require("polars", "to_polars")
+        return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
+
+
+def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [batch[field.name] for field in SCHEMA]
+    try:
+        columns[1] = columns[1].cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        message = f"table: expected times within 64 bits with a sign, found others: use batches(): {error}"
+        raise InvalidRequestError(message) from error
+    arrays = [column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _require(package: str, method: str) -> Any:  # noqa: ANN401 - a module
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        message = f"{method}: expected {package} to be installed, found none: pip install {package}"
+        raise ModuleNotFoundError(message, name=package) from error
 
 
 class FragmentMissingError(MissingError):
@@ -291,3 +370,62 @@ class LogReader(Tables):
 
 def _itself(pointer: FragmentPointer) -> FragmentPointer:
     return pointer
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    name=check_pin_name,
+    start=read_start,
+    limits=instance_of(Limits),
+    runtime=optional(a_runtime),
+)
+def pinned_records(
+    store: ObjectStore,
+    log: str,
+    name: str,
+    start: ReadStart = None,
+    limits: Limits = UNLIMITED,
+    *,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Go through the records that a pin keeps; InvalidRequestError when there is no finished pin of that name."""
+    yield from open_pinned(store, log, name, runtime=runtime).records(start, limits)
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    name=check_pin_name,
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
+def open_pinned(
+    store: ObjectStore,
+    log: str,
+    name: str,
+    *,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> LogReader:
+    """Open what a pin keeps for reading; InvalidRequestError when there is no finished pin of that name."""
+    runtime, options = runtime or shared_runtime(), options or ReaderOptions()
+    pin = PinStore(store, log, runtime=runtime).load(name)
+    if pin is None:
+        message = f"log {log}: expected a pin {name}, found none"
+        raise InvalidRequestError(message)
+    if not pin.complete:
+        message = f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again"
+        raise InvalidRequestError(message)
+    reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
+    reader.pin = pin
+    return reader
+
+
+class _PinnedReader(LogReader):
+    """Reads what a pin holds as if nothing came after it: a missing object is lost, since the pin keeps it."""
+
+    pin: Pin
+
+    def manifest(self) -> Manifest:
+        return self.pin.manifest

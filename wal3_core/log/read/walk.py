@@ -2,7 +2,10 @@
 
 Memory does not grow with the log: it holds the rest of one node per level, and what was loaded
 ahead. Requests of one level follow those of the level above, so the first fragment's pointer
-takes as many round trips as the tree is deep. Keeps INV-10 of docs/protocol.md.
+takes as many round trips as the tree is deep. While maintenance replaces objects, ``Reloading`` looks up
+what is missing in a newer manifest. Keeps INV-10 of docs/protocol.md. Source: docs/protocol.md, "Read".
+
+A ``StoredFile`` is a file that holds a range of the log, for programs that read Parquet themselves.
 """
 
 from __future__ import annotations
@@ -10,19 +13,30 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from wal3_core.errors import CorruptError, LogError
-from wal3_core.log.read.scan import Counted, is_empty, lies_before, lies_beyond
+from wal3_core.errors import (
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogError,
+    MissingError,
+    UnavailableError,
+)
+from wal3_core.log.read.scan import Counted, begun, check_start, is_empty, lies_before, lies_beyond, within
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.runtime import later
+from wal3_core.runtime.loggers import READER
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
-    from wal3_core.model.position import ReadStart
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.position import LogPosition, ReadStart
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import Limits
     from wal3_core.runtime import Runtime
@@ -144,3 +158,120 @@ class Walk:
                 self._loading[pointer.path] = later(
                     self._loader.runtime, partial(self._loader.load, pointer), self._loader.share
                 )
+
+
+T = TypeVar("T")
+
+
+class Walked(Protocol):
+    """What is read: a LogReader."""
+
+    def manifest(self) -> Manifest:
+        """Load the newest manifest."""
+        ...
+
+    def walk(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Walk:
+        """Return a walk along one manifest's tree."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloading:
+    """One way of reading a log, ``url``, of which at most ``reloads_max`` manifests are loaded for one object.
+
+    With ``exact``, a read that began by one manifest gives that one's records or raises: a record may have been dropped
+    for a newer one of its key that lies beyond that manifest's end. A follower will come to the newer one.
+    """
+
+    source: Walked
+    url: str
+    log_id: LogId
+    reloads_max: int
+    exact: bool
+
+    def steps(
+        self,
+        manifest: Manifest,
+        start: ReadStart,
+        limits: Limits,
+        steps: Callable[[Walk], Iterator[T]],
+        pointer_of: Callable[[T], FragmentPointer],
+    ) -> Iterator[tuple[T, ReadStart]]:
+        """Take steps along the tree, each with its start; missing objects are looked up in a fresh manifest."""
+        if manifest.log_id != self.log_id:
+            message = f"log {self.url}: expected a manifest of log {self.log_id}, found one of {manifest.log_id}"
+            raise InvalidRequestError(message)
+        start, limits = begun(manifest, start), within(limits, manifest)
+        began, missing, reloads = manifest, "", 0
+        while reloads <= self.reloads_max:
+            check_start(manifest, start)
+            try:
+                for step in steps(self.source.walk(manifest, start, limits)):
+                    pointer = pointer_of(step)
+                    if self.exact and may_lack(manifest, began):
+                        check_whole(self.url, pointer)
+                    yield step, start
+                    start, reloads = pointer.limit.offset, 0
+                    limits = limits.without(pointer.num_bytes)
+            except MissingError as error:
+                # Lost, if a manifest newer than the one that led here names it, too.
+                if error.path == missing:
+                    READER.error("log %s: lost: %s", self.url, error)
+                    raise
+                missing, manifest = error.path, self.source.manifest()
+                reloads += 1
+            else:
+                return
+        message = f"log {self.url}: maintenance replaced what was to be read {self.reloads_max} times over"
+        raise UnavailableError(message)
+
+
+def may_lack(manifest: Manifest, began: Manifest) -> bool:
+    """Tell whether a newer manifest may lack records that an older one had in its range: a pass has dropped some."""
+    return began.pruned != manifest.pruned and began.compaction.passes != manifest.compaction.passes
+
+
+def check_whole(url: str, pointer: FragmentPointer) -> None:
+    """Refuse a fragment, of a manifest that may lack records, in which there are gaps.
+
+    Whether these were there when the read began, only the old tree knows.
+    """
+    if pointer.num_records < pointer.limit.offset - pointer.start.offset:
+        message = (
+            f"log {url}: expected the records as they were when the read began, found some compacted away"
+            f" from offset {pointer.start.offset} on: read again, or read a pin"
+        )
+        raise GarbageCollectedError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One fragment: a Parquet file with the columns offset, timestamp_us, body and, where records have keys, key.
+
+    ``url`` is its address without the store's options. ``start`` and ``limit`` bound the
+    range that it stands for. Records may be missing in it, also the first and the last: ``num_records`` are left.
+    ``num_bytes`` is the file's size.
+    """
+
+    url: str
+    start: LogPosition
+    limit: LogPosition
+    num_records: int
+    num_bytes: int
+
+    @property
+    def location(self) -> str:
+        """The path of a file in a directory store; elsewhere the URL."""
+        parts = urlsplit(self.url)
+        return unquote(parts.path) if parts.scheme == "file" else self.url
+
+
+def stored_file(folder_url: str, pointer: FragmentPointer) -> StoredFile:
+    """Describe the file that a pointer of a log names; the URL is that of the folder of the log's life."""
+    return StoredFile(
+        url=f"{folder_url.partition('?')[0]}/{pointer.path}",
+        start=pointer.start,
+        limit=pointer.limit,
+        num_records=pointer.num_records,
+        num_bytes=pointer.num_bytes,
+    )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class WriterTerm:
     """One stay of a writer in the log: its epoch, and the fence it saw before its first upload."""
 
-    entry: Epoch
+    epoch: Epoch
     fence: int
 
 
@@ -216,7 +216,7 @@ class Committer:
     ) -> tuple[InstallOutcome | Exception, Installed | Exception | None]:
         """Send one CAS; unless it was applied, also return the manifest as it is now, or the error of loading it."""
         try:
-            changed = base.manifest.apply_fragments(term.entry, fragments)
+            changed = base.manifest.apply_fragments(term.epoch, fragments)
             prepared = self._manifests.prepare(self._amend(changed), base)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing was sent
             return error, error
@@ -269,7 +269,7 @@ def judge(
     DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
     old to tell. A Displacement: they cannot be committed under their names. None: they can be.
     """
-    entry, first = term.entry, fragments[0]
+    entry, first = term.epoch, fragments[0]
     durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
     if durability is not Durability.NOT_DURABLE:
         return durability

@@ -1,15 +1,21 @@
-"""A fragment on its way to the store."""
+"""A fragment on its way to the store.
+
+Where a writer's next fragment goes: behind its fragments in flight, or at the end of the manifest it knows.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.log.write.columns import join
+from wal3_core.log.write.commit import WriterTerm
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import TAG_DIGITS, Boundary, Epoch
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import LogPosition
+from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.storage.documents.document_store import write_immutable
 
 if TYPE_CHECKING:
@@ -17,11 +23,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wal3_core.log.write.batch import Entry
-    from wal3_core.log.write.commit import WriterTerm
+    from wal3_core.log.write.log_clock import LogClock
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.position import FragmentSeqNo
-    from wal3_core.options import RetryOptions
+    from wal3_core.model.manifest import Manifest, Seal
+    from wal3_core.options import RetryOptions, View
     from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -70,7 +77,7 @@ class InFlightFragment:
         source = FragmentSource(
             start=self.start,
             seq_no=self.seq_no,
-            token=self.term.entry.token,
+            token=self.term.epoch.token,
             keys=columns.keys,
             bodies=columns.bodies,
         )
@@ -88,3 +95,80 @@ class InFlightFragment:
             num_bytes=len(encoded.data),
             num_records=columns.num_records,
         )
+
+
+class WritePosition:
+    """The manifest that a writer builds on, its writer term, and its next place. Guarded by its owner's lock."""
+
+    def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock, view: View | None = None) -> None:
+        self._view = view
+        self._runtime = runtime
+        self._clock = clock
+        # Its tokens begin with these digits: by them, writers that take turns know each other.
+        self.tag = runtime.token()[:TAG_DIGITS]
+        # None when its state is unknown: it has to be loaded.
+        self.base: Installed | None = None
+        # Where the log ended in the newest manifest seen so far; None before there was one.
+        self.next_offset: int | None = None
+        # Whether that manifest took only records with keys.
+        self.keyed = False
+        # The view that this manifest belongs to, unless it is the writer's own.
+        self.other_view: View | None = None
+        # ``base`` was the newest manifest at some time at or after this.
+        self.seen_s = -math.inf
+        self._term: WriterTerm | None = None
+        self._place: Boundary | None = None
+        if base is not None:
+            # It was loaded before: how long ago is not known here.
+            self.begin_term(base, -math.inf)
+
+    @property
+    def seal(self) -> Seal | None:
+        """How the log was sealed, as far as this writer knows."""
+        return None if self.base is None else self.base.manifest.seal
+
+    @property
+    def offset(self) -> int:
+        """Where the next record lands if everything in flight is committed."""
+        assert self._place is not None
+        return self._place.position.offset
+
+    def go_on(self, base: Installed, seen_s: float) -> None:
+        """Adopt the manifest of this writer's own commit; places that were given out stay."""
+        self.base, self.seen_s = base, seen_s
+        self._take_terms(base.manifest)
+
+    def _take_terms(self, manifest: Manifest) -> None:
+        self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
+        self.other_view = None if manifest.is_of(self._view) else manifest.view
+
+    def refuses(self, entry: Entry) -> bool:
+        """Whether that manifest takes no such append."""
+        return self.other_view is not None or (self.keyed and entry.keyless)
+
+    def confirm(self, base: Installed, seen_s: float) -> None:
+        """Adopt a manifest while nothing is in flight: the next place is where it ends."""
+        if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
+            self.seen_s = seen_s
+        else:
+            self.begin_term(base, seen_s)
+
+    def begin_term(self, base: Installed, seen_s: float) -> None:
+        """Build on a manifest as a new epoch, under a new token: paths of the old one are not used again."""
+        manifest = base.manifest
+        token = self.tag + self._runtime.token()[TAG_DIGITS:]
+        entry = Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no)
+        self.base, self.seen_s, self._place = base, seen_s, manifest.next
+        self._take_terms(manifest)
+        self._term = WriterTerm(entry, manifest.fence)
+
+    def place(self, entries: list[Entry]) -> InFlightFragment:
+        """Give appends their places: the next fragment."""
+        assert self._place is not None
+        assert self._term is not None
+        count = sum(entry.columns.num_records for entry in entries)
+        before = self._place.position
+        start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
+        flight = InFlightFragment(entries, start, self._place.seq_no, self._term)
+        self._place = Boundary(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
+        return flight

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError, UnknownDurabilityError
-from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
+from wal3_core.log.write.commit_results import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest import Durability
 from wal3_core.model.parquet.writing import import_what_arrow_uses
 from wal3_core.runtime import Outcome, ThreadRuntime, reentered
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.runtime.threads import HUNG_S_MAX
-from wal3_core.runtime.watch import WATCHED
+from wal3_core.runtime.threads import HUNG_S_MAX, WATCHED
 from wal3_core.storage.retrying import delivery_s_of, for_store
 
 if TYPE_CHECKING:

@@ -33,21 +33,15 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
-from wal3_core.log.write.admission import Admission
-from wal3_core.log.write.batch import BatchQueue
-from wal3_core.log.write.breath import Breath
+from wal3_core.log.write.batch import Admission, BatchQueue
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
-from wal3_core.log.write.cutting import Cutting
-from wal3_core.log.write.in_flight import keyless
+from wal3_core.log.write.commit_results import CommitResultHandler, WriterState, call_each
+from wal3_core.log.write.in_flight import WritePosition, keyless
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.marking import Marking
-from wal3_core.log.write.outcomes import call_each
-from wal3_core.log.write.report import Report
-from wal3_core.log.write.resolver import AppendResolver, Underway
+from wal3_core.log.write.pacing import BatchDeadline, WorkerWakeup, YieldPause
 from wal3_core.log.write.snapshotter import Snapshotter
-from wal3_core.log.write.stats import Meter
-from wal3_core.log.write.tail import Tail
-from wal3_core.log.write.waker import Waker
+from wal3_core.log.write.stats import Meter, Report
 from wal3_core.runtime import callbacks_held
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import share_of
@@ -75,7 +69,11 @@ _CALLBACKS = "callbacks"
 
 
 class WriteLoop:
-    """Takes a writer's steps, on the one life of the log that ``manifests`` has seen."""
+    """Runs a writer: cuts batches, uploads them, commits them.
+
+    It is bound to the incarnation of the log that ``manifests`` has seen: it fails if the log is destroyed and created
+    again.
+    """
 
     def __init__(
         self,
@@ -97,23 +95,23 @@ class WriteLoop:
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
         self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.meter, self.drive_on)
-        self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
+        self._breath, self._cutting = YieldPause(runtime), BatchDeadline(options, self.meter, runtime)
         amend = self._snapshotter.amend
         self._committer = Committer(manifests, self.snapshots, runtime, options, amend=amend, meter=self.meter)
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
         self._uploading, self._committing, self._recovering = 0, False, False
-        self.waker = Waker(self.spawn)
-        # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
+        self.waker = WorkerWakeup(self.spawn)
+        # ``flush`` sets it: bytes accepted up to this total are cut at once, not when their batch is full or old.
         self.bytes_hurried = 0
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
-        self._tail = Tail(base, runtime, self._clock, options.view)
+        self._tail = WritePosition(base, runtime, self._clock, options.view)
         self.marking = Marking(marks, log, manifests, runtime, options, self.drive_on)
-        underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
-        self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
+        underway = WriterState(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
+        self.resolver = CommitResultHandler(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes
         self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
 
@@ -133,7 +131,7 @@ class WriteLoop:
             self._recovering = True
             tasks.append(self._recover)
         while cuts and self._may_cut():
-            flight = self._seal()
+            flight = self._cut_batch()
             tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]  # of a default, mypy infers no type
         if cuts:
             self._set_timer()
@@ -145,7 +143,10 @@ class WriteLoop:
         return tasks, self.outcomes.take()
 
     def _go_on(self, tasks: list[_Step], deliveries: _Calls, *, here: bool = False) -> _Step | None:
-        """Spawn tasks, deliver outcomes. ``here``: without outcomes, return the last task, which saves it a turn."""
+        """Start the tasks on workers, and complete the futures.
+
+        With ``here``, and no futures, return the last task for the caller to run, which saves a switch of threads.
+        """
         own = tasks[-1:] if here and not deliveries else []
         for task in tasks[: len(tasks) - len(own)]:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
@@ -239,7 +240,7 @@ class WriteLoop:
             tasks, outcomes = self._steps()
         return self._go_on(tasks, outcomes, here=True)
 
-    def _seal(self) -> InFlightFragment:
+    def _cut_batch(self) -> InFlightFragment:
         flight = self._tail.place(self.queue.take(self._tail.offset, keyed=self._tail.keyed))
         self.in_flight.append(flight)
         self._uploading += 1
@@ -250,7 +251,7 @@ class WriteLoop:
 
     def _upload(self, flight: InFlightFragment) -> _Step | None:
         base = self._tail.base
-        if base is not None and flight.seq_no == flight.term.entry.first_seq_no:
+        if base is not None and flight.seq_no == flight.term.epoch.first_seq_no:
             self._snapshotter.begin(base.manifest)
         left_s = self.resolver.until_s(flight.entries) - self._runtime.monotonic_s()
         self.marking.begin(flight)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
 from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.write.batch import Entry, check_expected
-from wal3_core.log.write.columns import check_records, one_record
+from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.pipeline import Pipeline
-from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.arguments import Check
-    from wal3_core.log.write.columns import Columns
-    from wal3_core.log.write.halt import ResumeReport
+    from wal3_core.log.write.columns import Columns, Rows
+    from wal3_core.log.write.commit_results import ResumeReport
     from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.log.write.table_columns import Rows
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.log.read.following_async import Calls
+from wal3_core.log.read.following import Calls
 from wal3_core.log.read.scan import BegunAtTime
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import ReaderOptions

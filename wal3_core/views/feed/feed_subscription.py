@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
 from wal3_core.log.read.consumed import keep_successors
-from wal3_core.log.read.following_async import Calls
+from wal3_core.log.read.following import Calls
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.log.read.following_async import Calls, Closing
+from wal3_core.log.read.following import Calls, Closing
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
 from wal3_core.options import View, WriterOptions, of_view

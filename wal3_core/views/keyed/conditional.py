@@ -18,7 +18,7 @@ from wal3_core.errors import (
     UnknownDurabilityError,
 )
 from wal3_core.log.write.columns import check_records
-from wal3_core.log.write.outcomes import call_each
+from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import submit_told
 from wal3_core.runtime import Outcome, callbacks_held
 from wal3_core.workers import Share

@@ -18,9 +18,8 @@ from wal3_core.errors import CorruptError, GarbageCollectedError, MissingError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.reloading import Reloading, check_whole, may_lack
 from wal3_core.log.read.scan import offset_of
-from wal3_core.log.read.walk import Loader, Walk
+from wal3_core.log.read.walk import Loader, Reloading, Walk, check_whole, may_lack
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, several, wrong
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
-from wal3_core.log.read.following_async import Calls, Closing
+from wal3_core.log.read.following import Calls, Closing
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view

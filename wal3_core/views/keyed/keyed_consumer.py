@@ -15,7 +15,7 @@ import numpy as np
 
 from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, InvalidRequestError
-from wal3_core.log.read.following_async import Calls, awaited, in_thread
+from wal3_core.log.read.following import Calls, awaited, in_thread
 from wal3_core.model.cursor import Extension, Owner
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record

@@ -12,7 +12,7 @@ from wal3_core.arguments import checked, flag, instance_of, integer, optional, r
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
-from wal3_core.log.read.following_async import awaited, in_thread
+from wal3_core.log.read.following import awaited, in_thread
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.log.read.following_async import Calls
+from wal3_core.log.read.following import Calls
 from wal3_core.model import parquet
 
 if TYPE_CHECKING:

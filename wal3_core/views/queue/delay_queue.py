@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
-from wal3_core.log.read.following_async import Calls, Closing, awaited
+from wal3_core.log.read.following import Calls, Closing, awaited
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store

@@ -2,16 +2,21 @@
 
 A fragment that holds the offset and others before it is cut there and encoded again, in the same way each time: another
 call may finish the copy. Source: docs/protocol.md, "Copy".
+
+An update takes the source's fragments in pieces, and ``groups`` says which of them one commit appends: a copy has each
+staged append wholly or not at all, so no commit ends within one. Source: docs/protocol.md, "Updating a copy". Keeps
+INV-51.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.log.maintain.copied_fragment import read_checked
-from wal3_core.log.read.scan import check_start
+from wal3_core.errors import MissingError
+from wal3_core.log.read.scan import check_start, select
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
@@ -20,12 +25,15 @@ from wal3_core.model.named_append import NAMING_DIGITS
 from wal3_core.model.paths import check_fragment_path, fragment_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import Snapshot, sum_setsums
+from wal3_core.options import UNLIMITED
+from wal3_core.storage.object_store import object_url
 from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.named_append import Places
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
     from wal3_core.storage.object_store import ObjectStore
 
@@ -112,3 +120,69 @@ class CopiedPart:
         self.encoded[cut.path] = bytes(encoded.data)
         parquet.decode(encoded.data, cut, expanded_bytes_max=most)
         return (cut,)
+
+
+def read_checked(
+    store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int
+) -> tuple[bytes, parquet.Fragment]:
+    """Read a fragment's bytes, and check that its records are what the pointer says; CorruptError when they are not.
+
+    MissingError when there is no such object.
+    """
+    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
+    # One more byte detects a longer file without fetching all of it.
+    data = store.read(pointer.path, length=pointer.num_bytes + 1)
+    if data is None:
+        message = f"{what}: expected a file, found none"
+        raise MissingError(message, path=pointer.path)
+    if len(data) != pointer.num_bytes:
+        raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}, or more")
+    return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, what=what)
+
+
+# A commit that dies leaves this many fragments to be copied again.
+_FRAGMENTS_PER_COMMIT = 16
+# Earlier versions did not mark the fragments of an append: those of one time may be one, up to this many.
+_FRAGMENTS_OF_ONE_TIME_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The records of a fragment of the source from ``start`` to ``limit``, which become one of the copy's own.
+
+    ``continues`` says whether the first of them belongs to the same append as the record before.
+    """
+
+    pointer: FragmentPointer
+    start: int
+    limit: int
+    continues: bool
+
+
+def pieces(
+    pointers: Iterable[Pointer], offset: int, places: Places, load: Callable[[SnapshotPointer], Snapshot]
+) -> Iterator[Piece]:
+    """Cut fragments where a named append begins or ends: a pass may have joined it with others."""
+    for pointer in select(pointers, offset, UNLIMITED, load):
+        cuts = places.cut(max(pointer.start.offset, offset), pointer.limit.offset)
+        for start, limit in pairwise(cuts):
+            continues = pointer.continues and start == pointer.start.offset
+            yield Piece(pointer, start, limit, continues or places.continue_at(start))
+
+
+def groups(copied: Iterable[tuple[Piece, FragmentPointer]]) -> Iterator[list[FragmentPointer]]:
+    """Yield what one commit appends; given is each piece with the copy's own fragment of it."""
+    group: list[FragmentPointer] = []
+    for piece, pointer in copied:
+        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer):
+            yield group
+            group = []
+        group.append(pointer)
+    if group:
+        yield group
+
+
+def _may_be_one(group: list[FragmentPointer], following: FragmentPointer) -> bool:
+    """Tell whether a fragment may belong to the append before it, as far as times say: an append's records have one."""
+    same = group[-1].limit.timestamp_us == following.start.timestamp_us
+    return same and len(group) < _FRAGMENTS_OF_ONE_TIME_MAX

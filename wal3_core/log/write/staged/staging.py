@@ -1,7 +1,7 @@
 """Stages records: encodes and uploads them as fragments that no manifest names yet, for another process to install.
 
 So many processes can prepare one append, and none of it is in the log unless one of them decides so. A fragment is
-encoded as if it came next in the log; ``staged_install`` encodes it again where it does not. What is never installed
+encoded as if it came next in the log; ``installing`` encodes it again where it does not. What is never installed
 is an orphan, as the fragments of a writer that died, and is collected as one.
 Source: docs/protocol.md, "Staged appends".
 """

@@ -1,23 +1,112 @@
-"""Turns of writers that append to one log: each appends for a while, and then lets the others.
+"""When a writer acts: when it cuts a batch, pauses, lets other writers append, and wakes a worker.
 
-A fragment carries its place in the log, so the uploads of a writer that another one overtakes are lost; and a writer
-that is closer to the store, or has more to append, would overtake the others for ever. Therefore a writer that has seen
-another one's appends waits after a turn. One that waits uploads nothing before it has seen the log at rest, for longer
-the more of the others come before it: the epochs in the manifest show whose last turn was longer ago. Writers that do
-not know of each other yet meet in the pauses of ``breath.py``. Only speed and fairness depend on this.
-Source: docs/protocol.md, "Turns".
+**Batches.** A batch is cut so that its upload ends when the commit under way does, and not before: a fragment that is
+uploaded earlier waits for that commit, and what is appended meanwhile would wait for the next one. One batch is cut for
+each commit, so a slow store gets fewer, larger fragments. Source: docs/protocol.md, "Append".
+
+**Pauses.** A process that changes the manifest loads it and swaps it, one round trip apart. A writer that sends its
+next CAS as soon as it has the last one's answer leaves no such gap to a process that is farther from the store: a seal,
+a collection, a compaction, a pin or a destroy would never get its turn. What is uploaded during the pause goes into the
+next commit. Source: docs/protocol.md, "Turns".
+
+**Turns.** A fragment carries its place in the log, so the uploads of a writer that another one overtakes are lost; and
+a writer that is closer to the store, or has more to append, would overtake the others for ever. Therefore a writer that
+has seen another one's appends waits after a turn. One that waits uploads nothing before it has seen the log at rest,
+for longer the more of the others come before it: the epochs in the manifest show whose last turn was longer ago.
+Writers that do not know of each other yet meet in the pauses. Only speed and fairness depend on this.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.log.write.stats import Meter
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
+
+
+class BatchDeadline:
+    """What the next cut waits for, while fragments are in flight. Guarded by its owner's lock."""
+
+    def __init__(self, options: WriterOptions, meter: Meter, runtime: Runtime) -> None:
+        self._options = options
+        self._meter = meter
+        self._runtime = runtime
+        self._cut_s = 0.0
+        self._commit_began_s = 0.0
+        # In flight, but not in the commit under way; all of them when there is none.
+        self._num_ahead = 0
+
+    def cut(self) -> None:
+        """Record that a batch was cut."""
+        self._cut_s = self._runtime.monotonic_s()
+        self._num_ahead += 1
+
+    def commit_began(self, num_ahead: int) -> None:
+        """Record that a commit has begun, and how many fragments in flight are not in it."""
+        self._commit_began_s = self._runtime.monotonic_s()
+        self._num_ahead = num_ahead
+
+    def commit_ended(self, num_in_flight: int) -> None:
+        """Record that there is no commit under way, and how many fragments are in flight now."""
+        self._num_ahead = num_in_flight
+
+    def due_s(self, oldest_s: float) -> float:
+        """Return when the batch is due whose oldest append was accepted at ``oldest_s``."""
+        commit_s = min(self._meter.commit_s, self._options.commit_pause_s_max)
+        if self._num_ahead:
+            # The next commit takes what was cut; this batch is for the one behind it.
+            aligned_s = self._cut_s + commit_s
+        else:
+            aligned_s = self._commit_began_s + commit_s - self._meter.upload_s
+        # An append waits no longer than a commit takes, however late the one under way is.
+        return max(oldest_s + self._options.batch_age_s_max, min(aligned_s, oldest_s + commit_s))
+
+
+# A pause is due after this time without one; the first in a writer's life sooner, as several often begin at once, which
+# then learn of each other.
+_BUSY_S, _FIRST_S = 10.0, 1.0
+_PAUSE_S_MIN = 0.1
+_PAUSE_S_MAX = 0.5
+# A pause lasts 8 commits, so that a writer whose latency is up to 8 times this one's can commit in it.
+_COMMITS = 8
+# An append with less time left than this is committed without a pause.
+_LEFT_S_MIN = 10.0
+
+
+class YieldPause:
+    """Pauses one writer between two commits."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._busy_since_s = self._ended_s = runtime.monotonic_s()
+        self._has_paused = False
+
+    def take(self, commit_s: float, left_s: Callable[[], float]) -> None:
+        """Pause before the next commit, if a pause is due and no append could become late.
+
+        A commit takes ``commit_s``; ``left_s`` returns the time left to the oldest append of the next one.
+        """
+        now_s, pause_s = self._runtime.monotonic_s(), min(max(_COMMITS * commit_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
+        if now_s - self._ended_s >= pause_s:
+            # It was idle for as long as a pause.
+            self._busy_since_s = now_s
+        due_s = self._busy_since_s + (_BUSY_S if self._has_paused else _FIRST_S)
+        if now_s >= due_s and left_s() > _LEFT_S_MIN:
+            self._runtime.sleep(pause_s)
+            self._busy_since_s, self._has_paused = self._runtime.monotonic_s(), True
+
+    def committed(self) -> None:
+        """Record that a commit has ended."""
+        self._ended_s = self._runtime.monotonic_s()
+
 
 # A cycle is an upload and a commit, at least this long: a look at the manifest takes milliseconds of the processor.
 _CYCLE_S_MIN = 0.01
@@ -26,14 +115,14 @@ _CYCLE_S_MIN = 0.01
 _TURN, _REST, _REST_FIRST, _REST_EACH = 6, 1, 2.5, 5
 # One that waits looks that many times in the rest that it needs, but not more often than once in ``_REST``.
 _LOOKS = 3
-# In cycles: a turn that lasts for so long is of a writer that does not know of this one. Then it tries its luck.
+# After 12 cycles of waiting it assumes that the other writer does not yield, and commits all the same.
 _PATIENCE, _PATIENCE_S_MAX = 12, 15.0
 _DOUBLINGS_MAX = 16
-# A writer is alone again when so many rests have shown nothing of others.
+# A writer stops yielding after this many rests that have shown nothing of others.
 _QUIET = 4
 
 
-class Turns:
+class WriterFairness:
     """When one writer may cut batches; ``tag`` is that of its epochs. Guarded by its owner's lock."""
 
     def __init__(self, tag: str, options: WriterOptions, meter: Meter, runtime: Runtime) -> None:
@@ -130,7 +219,7 @@ class Turns:
         cycles: float = _REST
         if self._served and self._tag in tags:
             before = len(tags) - 1 - tags.index(self._tag)
-            # One behind whose turns none of others was seen lately still lets them begin.
+            # With no other writer in the list, it waits as if one were before it: it may just have started.
             cycles = _REST_FIRST + _REST_EACH * (before if len(tags) > 1 else 1)
         return min(cycles * self._cycle_s(), self._pause_s_max)
 
@@ -177,3 +266,34 @@ def _tags(manifest: Manifest) -> list[str]:
             break
         tags.append(epoch.tag)
     return tags
+
+
+class WorkerWakeup:
+    """Calls ``spawn`` unless a worker was asked and has not begun yet. A caller may be interrupted anywhere."""
+
+    def __init__(self, spawn: Callable[[], None]) -> None:
+        self._spawn = spawn
+        self.asked = False
+        # Calls of ``wake`` in progress: each may still be about to start a worker.
+        self._asking: deque[None] = deque()
+
+    def wake(self) -> None:
+        """Have a worker look at the inbox."""
+        if self.asked and not self._asking:
+            return
+        try:
+            # A signal handler that interrupts this call must not rely on it: it finds ``_asking`` and asks itself.
+            self._asking.append(None)
+            self.asked = True
+            self._spawn()
+        except BaseException:
+            # If the interrupt came between the two, no later call would ask a worker.
+            self._spawn()
+            raise
+        finally:
+            with contextlib.suppress(IndexError):
+                self._asking.pop()
+
+    def answered(self) -> None:
+        """Record that a worker has begun: what is in the inbox later needs another one."""
+        self.asked = False

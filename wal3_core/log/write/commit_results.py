@@ -1,11 +1,14 @@
 """What a commit, an upload or a manifest means for each append: acknowledged, failed, or given a new place.
 
+``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``AckQueue`` keeps
+what was decided until the writer's lock is released: then it is reported, and delivered to the callers.
 Source: docs/protocol.md, "Append".
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,34 +20,48 @@ from wal3_core.errors import (
     AppendReplacedError,
     ConditionNotMetError,
     ContentionError,
+    HaltedError,
     KeyRequiredError,
     LogReplacedError,
     NotDurableError,
     SealedError,
+    UnavailableError,
     UnknownDurabilityError,
     ViewRequiredError,
 )
-from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined, hopeless
-from wal3_core.log.write.halt import Halt, UndeterminedCommit
-from wal3_core.log.write.outcomes import Outcomes
-from wal3_core.log.write.staging import view_required
-from wal3_core.log.write.turns import Turns
-from wal3_core.storage.retrying import delivery_s_of
+from wal3_core.log.write.commit import (
+    CommitResult,
+    Committed,
+    Displaced,
+    Failed,
+    SealedOut,
+    Undetermined,
+    hopeless,
+    searched,
+)
+from wal3_core.log.write.pacing import WriterFairness
+from wal3_core.log.write.staged.staging import view_required
+from wal3_core.model.manifest import Durability
+from wal3_core.model.position import LogPosition
+from wal3_core.storage.documents.manifest_store import Installed
+from wal3_core.storage.retrying import delivery_s_of, until_answered
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
+    from wal3_core.errors import LogError, UnmarkedError
     from wal3_core.log.write.batch import BatchQueue, Entry
-    from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.in_flight import InFlightFragment, WritePosition
     from wal3_core.log.write.marking import Marking
-    from wal3_core.log.write.report import Report
-    from wal3_core.log.write.stats import Meter
-    from wal3_core.log.write.tail import Tail
+    from wal3_core.log.write.stats import Meter, Report
     from wal3_core.model.manifest import Seal
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.manifest_store import Installed
+    from wal3_core.options import RetryOptions, WriterOptions
+    from wal3_core.runtime import Outcome, Runtime
+    from wal3_core.storage.documents.manifest_store import ManifestStore
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+
 
 # An append without a key, or of another view, is refused by a manifest that was the newest so long before it, or later.
 _KEYED_KNOWN_S = 1.0
@@ -53,18 +70,18 @@ _ACCEPTED_S = attrgetter("accepted_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class WriterState:
     """What a pipeline has under way: appends that wait, fragments in flight in order, and where the next one goes."""
 
     queue: BatchQueue
     flights: deque[InFlightFragment]
-    tail: Tail
+    tail: WritePosition
     meter: Meter
     report: Report
     marking: Marking
 
 
-class AppendResolver:
+class CommitResultHandler:
     """Decides what becomes of appends; shares the pipeline's state and its lock."""
 
     def __init__(
@@ -72,7 +89,7 @@ class AppendResolver:
         url: str,
         runtime: Runtime,
         options: WriterOptions,
-        underway: Underway,
+        underway: WriterState,
         *,
         ordered: bool,
     ) -> None:
@@ -82,9 +99,9 @@ class AppendResolver:
         self._queue, self._flights = underway.queue, underway.flights
         self._tail, self._meter = underway.tail, underway.meter
         self._delivery_timeout_s = delivery_s_of(options, url)
-        self.outcomes = Outcomes(underway.report, underway.marking)
-        self.halt = Halt(url, ordered=ordered)
-        self.turns = Turns(self._tail.tag, options, self._meter, runtime)
+        self.outcomes = AckQueue(underway.report, underway.marking)
+        self.halt = HaltState(url, ordered=ordered)
+        self.turns = WriterFairness(self._tail.tag, options, self._meter, runtime)
 
     def until_s(self, entries: Iterable[Entry]) -> float:
         """When the oldest of some appends must have its outcome, by the monotonic clock."""
@@ -224,7 +241,7 @@ class AppendResolver:
     def _overdue(self, entries: Sequence[Entry], cause: BaseException | None) -> tuple[list[Entry], list[Entry]]:
         """Divide appends into those that fail now and those that are tried again; all fail where that is useless.
 
-        None is late when the retry options ended the tries before the delivery timeout: then all fail.
+        If none has timed out, the retry limit was reached first: then all fail.
         """
         due_s = self._runtime.monotonic_s() - self._delivery_timeout_s
         late = [entry for entry in entries if entry.accepted_s <= due_s]
@@ -319,3 +336,241 @@ class AppendResolver:
 def _not_durable(message: str, cause: BaseException | None) -> NotDurableError:
     """Make the error of an append that is not in the log; its class depends on what the caller does next."""
     return (AppendReplacedError if isinstance(cause, LogReplacedError) else NotDurableError)(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeReport:
+    """The outcomes of the appends since an ordered writer was opened, or last resumed.
+
+    The first ``appends`` of those submitted, ``records`` in all, are in the log, in their order and with no
+    other of this writer's between; none behind them is, nor will be. ``next_offset`` follows the last of
+    them, None when there is none. ``failure`` is what halted the writer; None when it was not halted.
+    ``determined`` is true when an unknown outcome was determined.
+    """
+
+    appends: int
+    records: int
+    next_offset: int | None
+    failure: AppendError | None
+    determined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UndeterminedCommit:
+    """Fragments whose commit went unanswered: all of them are in the log, or none."""
+
+    flights: Sequence[InFlightFragment]
+
+
+class HaltState:
+    """Whether the writer is halted and by what, and how much is durable so far. Guarded by its owner's lock."""
+
+    def __init__(self, url: str, *, ordered: bool) -> None:
+        self._url = url
+        self.ordered = ordered
+        self.failure: AppendError | None = None
+        self.undetermined: UndeterminedCommit | None = None
+        self._appends = 0
+        self._records = 0
+        self._next_offset: int | None = None
+
+    def acknowledged(self, flight: InFlightFragment) -> None:
+        """Count a fragment that is durable."""
+        self._appends += len(flight.entries)
+        self._records += flight.num_records
+        self._next_offset = flight.start.offset + flight.num_records
+
+    def stop(self, failure: AppendError, undetermined: UndeterminedCommit | None = None) -> bool:
+        """Halt an ordered writer at its first failure; return whether this was it."""
+        if self.ordered and self.failure is None:
+            self.failure, self.undetermined = failure, undetermined
+            return True
+        return False
+
+    def refusal(self) -> HaltedError | None:
+        """Return why nothing is appended; None when the writer is not halted."""
+        if self.failure is None:
+            return None
+        message = (
+            f"log {self._url}: not appended: an earlier append of this ordered writer failed"
+            f" (resume() lets it continue): {self.failure}"
+        )
+        return HaltedError(message)
+
+    def resume(self, verdict: Durability | None) -> ResumeReport:
+        """Continue, with the verdict on the undetermined fragments, and restart the counts."""
+        if verdict is Durability.DURABLE and self.undetermined is not None:
+            for flight in self.undetermined.flights:
+                self.acknowledged(flight)
+        report = ResumeReport(
+            appends=self._appends,
+            records=self._records,
+            next_offset=self._next_offset,
+            failure=self.failure,
+            determined=verdict is not None,
+        )
+        self.failure = self.undetermined = self._next_offset = None
+        self._appends = self._records = 0
+        return report
+
+
+class OutcomeLookup:
+    """Determines what became of a commit that went unanswered."""
+
+    def __init__(self, manifests: ManifestStore, snapshots: SnapshotStore, runtime: Runtime) -> None:
+        self._manifests = manifests
+        self._snapshots = snapshots
+        self._runtime = runtime
+
+    def look_up(self, undetermined: UndeterminedCommit, retry: RetryOptions) -> Durability:
+        """Return the final outcome: DURABLE, or NOT_DURABLE and never will be.
+
+        UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer shows it.
+        """
+        return until_answered(lambda: self._ask(undetermined), retry, self._runtime)
+
+    def _ask(self, undetermined: UndeterminedCommit) -> Durability:
+        found = self._manifests.load()
+        first = undetermined.flights[0]
+        entry = first.term.epoch
+        verdict = found.manifest.durability(entry.epoch, entry.token, first.seq_no)
+        if verdict is Durability.UNKNOWN:
+            assert first.pointer is not None
+            verdict = searched(found.manifest, first.pointer, self._snapshots.load)
+            if verdict is not Durability.UNKNOWN:
+                return verdict
+            gone = "collected" if first.seq_no < found.manifest.first.seq_no else "compacted"
+            message = f"{self._manifests.what}: fragment {first.seq_no} was {gone}: unknown whether it was ours"
+            raise UnknownDurabilityError(message)
+        if verdict is Durability.DURABLE or found.manifest.seal is not None:
+            return verdict
+        # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
+        if not isinstance(self._manifests.install(found.manifest, found), Installed):
+            message = f"{self._manifests.what}: still unknown what became of an unanswered commit"
+            raise UnavailableError(message)
+        return verdict
+
+
+class AckQueue:
+    """AckQueue that are known and not delivered yet, and counts of them.
+
+    Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
+    """
+
+    def __init__(self, report: Report, marking: Marking) -> None:
+        self.report = report
+        self.marking = marking
+        # In bytes since the writer was opened: of appends with an outcome.
+        self.bytes_released = 0
+        self.appends = 0
+        self.appends_failed = 0
+        self.num_records = 0
+        self.num_bytes = 0
+        self._pending: list[Callable[[], None]] = []
+        # Taken, and not delivered yet: batches by number. A batch is removed by a single call, without the lock.
+        self._told: dict[int, Sequence[Entry]] = {}
+        self._batches = itertools.count()
+
+    def admit(self, admitted: Outcome[None]) -> None:
+        """Let a caller continue that waits for room."""
+        self._pending.append(partial(admitted.set_result, None))
+
+    def acknowledge(self, flight: InFlightFragment) -> None:
+        """Give the appends of a committed fragment their positions, once it is marked."""
+        held = self.marking.hold(flight)
+        if held is None:
+            self._settle(flight)
+        else:
+            self.note(held)
+
+    def acknowledge_marked(self) -> None:
+        """Give the appends of committed fragments their positions that have been marked meanwhile."""
+        for flight in self.marking.take():
+            self._settle(flight)
+
+    def _settle(self, flight: InFlightFragment) -> None:
+        unmarked = self.marking.error_of(flight)
+        if unmarked is not None:
+            self._fail_unmarked(flight, unmarked)
+            return
+        self.appends += len(flight.entries)
+        self.note(partial(self.report.durable, flight.entries))
+        self.num_records += flight.num_records
+        self.num_bytes += sum(entry.columns.num_bytes for entry in flight.entries)
+        self._pending.append(partial(_acknowledge_each, flight))
+        self._release(flight.entries)
+
+    def _fail_unmarked(self, flight: InFlightFragment, error: UnmarkedError) -> None:
+        offset = flight.start.offset
+        for entry in flight.entries:
+            own = copy.copy(error)
+            own.offset = offset
+            offset += entry.columns.num_records
+            self.give_up([entry], own, error.__cause__)
+
+    def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
+        """Fail appends."""
+        self.appends_failed += len(entries)
+        if entries:
+            self.note(partial(self.report.failed, entries, error))
+        for entry in entries:
+            # Each caller gets its own exception: raising one adds to its traceback.
+            own = copy.copy(error)
+            own.__cause__ = cause
+            self._pending.append(partial(entry.future.set_exception, own))
+        self._release(entries)
+
+    def withdraw(self, entry: Entry, error: LogError) -> None:
+        """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
+        self._pending.append(partial(entry.future.set_exception, error))
+
+    def note(self, report: Callable[[], None]) -> None:
+        """Have something reported once the lock is released, before the outcomes that follow."""
+        self._pending.append(report)
+
+    def take(self) -> list[Callable[[], None]]:
+        """Take the calls that report and deliver outcomes."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def futures(self) -> list[Future[LogPosition]]:
+        """Return the futures that have their outcomes, or will once what was taken is delivered or marked."""
+        taken = chain.from_iterable(list(self._told.values()))
+        return [*(entry.future for entry in taken), *self.marking.futures()]
+
+    def _delivered(self, batch: int) -> None:
+        del self._told[batch]
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        self.bytes_released += sum(entry.columns.bytes_held for entry in entries)
+        if entries:
+            # They get their outcomes after the lock is released; a flush waits for that, too.
+            batch = next(self._batches)
+            self._told[batch] = entries
+            self._pending.append(partial(self._delivered, batch))
+
+
+def _acknowledge_each(flight: InFlightFragment) -> None:
+    """Give the appends of a fragment their positions, as ``call_each`` would: there are thousands."""
+    first: BaseException | None = None
+    offset, timestamp_us = flight.start.offset, flight.start.timestamp_us
+    for entry in flight.entries:
+        try:
+            entry.future.set_result(LogPosition(offset, timestamp_us))
+        except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+            first = first or error
+        offset += entry.columns.num_records
+    if first is not None:
+        raise first
+
+
+def call_each(calls: Iterable[Callable[[], None]]) -> None:
+    """Make every call, then raise the first error that any of them raised."""
+    first: BaseException | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+            first = first or error
+    if first is not None:
+        raise first

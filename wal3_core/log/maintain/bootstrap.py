@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
-from wal3_core.log.maintain.copy_target import CopyTarget
+from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
@@ -34,7 +34,7 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wal3_core.log.maintain.copy_target import Claim
+    from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 

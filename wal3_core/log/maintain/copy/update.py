@@ -20,10 +20,9 @@ from wal3_core.errors import (
     MissingError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copied_cursors import CopiedCursors, appends_of
-from wal3_core.log.maintain.copied_fragment import read_checked
-from wal3_core.log.maintain.copied_pieces import Piece, groups, pieces
-from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.maintain.copy.copier import LogAt
+from wal3_core.log.maintain.copy.cursors import CopiedCursors, appends_of
+from wal3_core.log.maintain.copy.parts import Piece, groups, pieces, read_checked
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now

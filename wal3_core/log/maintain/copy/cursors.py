@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
-from wal3_core.log.write.once import fenced
+from wal3_core.log.write.staged.once import fenced
 from wal3_core.model.belongings import Operation, take_cursors
 from wal3_core.model.cursor import is_writers
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, placed

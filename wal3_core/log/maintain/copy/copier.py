@@ -21,11 +21,9 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copied_cursors import load_cursors
-from wal3_core.log.maintain.copied_fragment import read_checked
-from wal3_core.log.maintain.copied_part import CopiedPart
-from wal3_core.log.maintain.copy_pins import CopyPins
-from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
+from wal3_core.log.maintain.copy.cursors import load_cursors
+from wal3_core.log.maintain.copy.parts import CopiedPart, read_checked
+from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.fragment import FragmentPointer
@@ -44,7 +42,7 @@ from wal3_core.storage.retrying import reread_if_damaged, with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from wal3_core.log.maintain.copy_target import Claim
+    from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.pin import Pin

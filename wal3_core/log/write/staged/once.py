@@ -92,7 +92,7 @@ class Kept:
     witness: Witness
 
 
-class Remembering:
+class IdempotentAppend:
     """One append with a name, in one life of a log."""
 
     def __init__(
