@@ -14,7 +14,7 @@ QUEUE_WORLD_MUTANTS = (
     *(mutant for mutant in QUEUE_MUTANTS if mutant.name != "time stands still while the wall clock is behind"),
     Mutation(
         "time counts from before a broker has taken the queue",
-        QUEUE + "clock:QueueClock.begin_at",
+        QUEUE + "broker:QueueClock.begin_at",
         "max(self._read_ms(), now_ms)",
         "max(self._now_ms, now_ms)",
     ),
@@ -62,13 +62,13 @@ QUEUE_WORLD_MUTANTS = (
     ),
     Mutation(
         "the wall clock is believed whatever the store says",
-        QUEUE + "clock:QueueClock._read_ms",
+        QUEUE + "broker:QueueClock._read_ms",
         "min(wall_ms, self._limit_ms(read_s))",
         "wall_ms",
     ),
     Mutation(
         "a queue is taken before it is loaded",
-        QUEUE + "taking:take",
+        QUEUE + "broker:take",
         "    loaded = loader.load()\n    for",
         "    writer.append(token, key=BROKER_KEY)\n    loaded = loader.load()\n    for",
     ),
@@ -122,13 +122,13 @@ QUEUE_WORLD_MUTANTS = (
     ),
     Mutation(
         "a checkpoint counts as of its end",
-        QUEUE + "checkpointing:Checkpointer.add_to",
+        QUEUE + "checkpoint:Checkpointer.add_to",
         "self._begun_at.offset, tuple(self._appended)",
         "turn.start, tuple(self._appended)",
     ),
     Mutation(
         "a checkpoint counts with its first part",
-        QUEUE + "checkpointing:Checkpointer.add_to",
+        QUEUE + "checkpoint:Checkpointer.add_to",
         "if len(self._appended) == len(parts):",
         "if len(self._appended) == 1:",
     ),
@@ -140,7 +140,7 @@ QUEUE_WORLD_MUTANTS = (
     ),
     Mutation(
         "values are looked for where they were when they were read first",
-        QUEUE + "values:Values._load",
+        QUEUE + "answering:Values._load",
         " or tried:",
         ":",
     ),

@@ -94,13 +94,13 @@ READER_MUTANTS = (
     ),
     Mutation(
         "the records that followers share begin behind the place",
-        "wal3_core.views.feed.recent:Recent.records",
+        "wal3_core.views.feed.tail:Recent.records",
         "while self.pieces[at].pointer.start.offset > start:",
         "while self.pieces[at].pointer.start.offset > start + 1:",
     ),
     Mutation(
         "a scan by key that ends early continues behind its range",
-        "wal3_core.views.keyed.keyed_scan:KeyedScan.__next__",
+        "wal3_core.views.keyed.keyed_log:KeyedScan.__next__",
         "self.next_offset = record.offset + 1",
         "self.next_offset = record.offset + 2",
     ),

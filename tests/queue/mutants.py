@@ -9,19 +9,19 @@ QUEUE = "wal3_core.views.queue."
 QUEUE_MUTANTS = (
     Mutation(
         "time goes back when a broker takes the queue",
-        QUEUE + "clock:QueueClock.begin_at",
+        QUEUE + "broker:QueueClock.begin_at",
         "max(self._read_ms(), now_ms)",
         "self._read_ms()",
     ),
     Mutation(
         "time stands still while the wall clock is behind",
-        QUEUE + "clock:QueueClock._read_ms",
+        QUEUE + "broker:QueueClock._read_ms",
         "self._now_ms += passed_s * MS_PER_S",
         "self._now_ms += 0.0",
     ),
     Mutation(
         "leases end by the wall clock",
-        QUEUE + "held_items:HeldItems.end_ms",
+        QUEUE + "queue_state:HeldItems.end_ms",
         "math.ceil(round(self.jumped_ms - lease.jumped_ms, 3))",
         "math.ceil(0.0)",
     ),

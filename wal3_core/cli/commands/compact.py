@@ -13,8 +13,8 @@ from wal3_core.cli.output import console, count, counted, print_json, progress, 
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import Whole
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 
 if TYPE_CHECKING:
     from wal3_core.compaction.receipt import Erased, Receipt
