@@ -8,15 +8,15 @@ from importlib import import_module as _import_module
 
 # For type checkers; ``_HOMES`` below says the same at run time.
 if _typing.TYPE_CHECKING:
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions as KeyCompactorOptions
     from wal3_core.compaction.compactor import KeyCompactor as KeyCompactor
+    from wal3_core.compaction.dropped import DropReason as DropReason
     from wal3_core.compaction.engine import Engine as Engine
-    from wal3_core.compaction.losses import DropReason as DropReason
     from wal3_core.compaction.receipt import Erased as Erased
     from wal3_core.compaction.receipt import ListGone as ListGone
     from wal3_core.compaction.receipt import Receipt as Receipt
     from wal3_core.compaction.reports import KeyCompactionPlan as KeyCompactionPlan
     from wal3_core.compaction.reports import KeyCompactionReport as KeyCompactionReport
+    from wal3_core.compaction.reports import KeyCompactorOptions as KeyCompactorOptions
     from wal3_core.compaction.reports import KeyInstallReport as KeyInstallReport
     from wal3_core.compaction.verifying import Verification as Verification
     from wal3_core.errors import AppendError as AppendError
@@ -173,17 +173,18 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.feed.messages import FeedMessage as FeedMessage
     from wal3_core.views.feed.messages import Gap as Gap
     from wal3_core.views.feed.messages import Stray as Stray
-    from wal3_core.views.feed.subscription_options import SubscriptionInfo as SubscriptionInfo
-    from wal3_core.views.feed.subscription_options import SubscriptionOptions as SubscriptionOptions
+    from wal3_core.views.feed.subscribed import SubscriptionInfo as SubscriptionInfo
+    from wal3_core.views.feed.subscribed import SubscriptionOptions as SubscriptionOptions
     from wal3_core.views.feed.topics import Levels as Levels
     from wal3_core.views.keyed.key_count import KeyCount as KeyCount
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer as KeyedConsumer
     from wal3_core.views.keyed.keyed_log import KeyedLog as KeyedLog
-    from wal3_core.views.keyed.keyed_options import KeyedOptions as KeyedOptions
-    from wal3_core.views.keyed.keyed_scan import KeyedScan as KeyedScan
+    from wal3_core.views.keyed.keyed_log import KeyedScan as KeyedScan
     from wal3_core.views.keyed.ranges import Excluded as Excluded
     from wal3_core.views.keyed.ranges import Included as Included
+    from wal3_core.views.keyed.shared_reads import KeyedOptions as KeyedOptions
     from wal3_core.views.queue.definition import QueueDefinition as QueueDefinition
+    from wal3_core.views.queue.definition import QueueOptions as QueueOptions
     from wal3_core.views.queue.delay_queue import DelayQueue as DelayQueue
     from wal3_core.views.queue.items import Enqueued as Enqueued
     from wal3_core.views.queue.items import ItemState as ItemState
@@ -205,7 +206,6 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import Release as Release
     from wal3_core.views.queue.operations import Requeue as Requeue
     from wal3_core.views.queue.operations import Retime as Retime
-    from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
     from wal3_core.views.queue.queue_reading import is_queue as is_queue
     from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
     from wal3_core.views.queue.queue_reading import read_queue_definition as read_queue_definition
@@ -247,7 +247,7 @@ _HOMES = {
     "DestroyPart": "wal3_core.log.maintain.destroyer",
     "DestroyPlan": "wal3_core.log.maintain.destroyer",
     "DirtyLog": "wal3_core.fleet.dirty.dirty_log",
-    "DropReason": "wal3_core.compaction.losses",
+    "DropReason": "wal3_core.compaction.dropped",
     "DueDocument": "wal3_core.log.collect.deleter",
     "Engine": "wal3_core.compaction.engine",
     "FeedMessage": "wal3_core.views.feed.messages",
@@ -270,13 +270,13 @@ _HOMES = {
     "InvalidRequestError": "wal3_core.errors",
     "KeyCompactionRefusedError": "wal3_core.errors",
     "KeyCompactor": "wal3_core.compaction.compactor",
-    "KeyCompactorOptions": "wal3_core.compaction.compaction_options",
+    "KeyCompactorOptions": "wal3_core.compaction.reports",
     "KeyCount": "wal3_core.views.keyed.key_count",
     "KeyRequiredError": "wal3_core.errors",
     "KeyedConsumer": "wal3_core.views.keyed.keyed_consumer",
     "KeyedLog": "wal3_core.views.keyed.keyed_log",
-    "KeyedOptions": "wal3_core.views.keyed.keyed_options",
-    "KeyedScan": "wal3_core.views.keyed.keyed_scan",
+    "KeyedOptions": "wal3_core.views.keyed.shared_reads",
+    "KeyedScan": "wal3_core.views.keyed.keyed_log",
     **dict.fromkeys(("Excluded", "Included"), "wal3_core.views.keyed.ranges"),
     "Lag": "wal3_core.log.read.consumed",
     "Levels": "wal3_core.views.feed.topics",
@@ -313,7 +313,7 @@ _HOMES = {
     "Proof": "wal3_core.model.pass_record",
     "QueueDefinition": "wal3_core.views.queue.definition",
     "QueueFullError": "wal3_core.errors",
-    "QueueOptions": "wal3_core.views.queue.queue_options",
+    "QueueOptions": "wal3_core.views.queue.definition",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
     "Holding": "wal3_core.log.collect.references",
@@ -344,8 +344,8 @@ _HOMES = {
     "StoredFile": "wal3_core.log.read.walk",
     "MarkerRange": "wal3_core.fleet.dirty.rollup_plan",
     "Stray": "wal3_core.views.feed.messages",
-    "SubscriptionInfo": "wal3_core.views.feed.subscription_options",
-    "SubscriptionOptions": "wal3_core.views.feed.subscription_options",
+    "SubscriptionInfo": "wal3_core.views.feed.subscribed",
+    "SubscriptionOptions": "wal3_core.views.feed.subscribed",
     "TailMismatchError": "wal3_core.errors",
     "ThreadRuntime": "wal3_core.runtime.threads",
     "UnavailableError": "wal3_core.errors",

@@ -21,7 +21,7 @@ from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.log.maintain.sealer import initialize_successor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.policy import Policy
-from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from tests.faults.store import SimStore
 from tests.faults.view_consumers import TOPICS
 from wal3_core import LogReader, LogWriter, Message
 from wal3_core.log.write.staged.once import Once
-from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
     from random import Random

@@ -12,7 +12,7 @@ from tests.faults.cursor_mover import Hand
 from tests.faults.second_lives import Reusing
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogPosition, LogWriter, Message, WriterOptions
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
+from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.model.policy import Cleanup, Policy
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.second_lives import Reusing, drawn_steps
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogReplacedError, ReaderOptions
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.errors import KeyCompactionRefusedError, UnavailableError
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions

@@ -22,12 +22,12 @@ from tests.faults.store import SimStore
 from tests.faults.story import Story
 from wal3_core import CursorStore, LogReader, LogWriter, Message, ReaderOptions, scrub
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
 from wal3_core.views.queue import DelayQueue, QueueOptions, broker, checkpoint, read_queue_head, read_queue_stats
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
-from wal3_core.views.queue.loading import CURSOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -233,7 +233,7 @@ class Uncursoring:
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * 10)
             try:
-                CursorStore(SimStore(stage.world, process), QUEUE, runtime=process).delete(CURSOR)
+                CursorStore(SimStore(stage.world, process), QUEUE, runtime=process).delete(QUEUE_CURSOR)
             except LogError as error:
                 stage.excuse(error)
 

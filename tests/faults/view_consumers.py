@@ -24,7 +24,7 @@ from wal3_core import (
 )
 from wal3_core.errors import CursorConflictError
 from wal3_core.options import RetryOptions
-from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

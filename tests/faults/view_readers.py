@@ -18,7 +18,7 @@ from wal3_core import (
     Record,
     Stray,
 )
-from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from tests.model.key_rollups import pointers, rolled_up, snapshot_of
 from tests.stores import LOG_ID
-from wal3_core.compaction.dropped import DROPPED, dropped_from_bytes, key_digest
-from wal3_core.compaction.losses import DropReason
+from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_from_bytes, key_digest
 from wal3_core.model.parquet.key_rollup_file import decode_key_rollup
 from wal3_core.model.pass_record import PassRecord, Proof
 from wal3_core.model.paths import fragment_path

@@ -10,7 +10,7 @@ from tests.queue.pair import START_US, StandingRuntime
 from tests.stores import FaultyStore
 from wal3_core.runtime import US_PER_S, ThreadRuntime
 from wal3_core.views.queue import DelayQueue
-from wal3_core.views.queue.clock import QueueClock
+from wal3_core.views.queue.broker import QueueClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

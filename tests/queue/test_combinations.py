@@ -195,7 +195,7 @@ def test_idle_broker_writes_what_records_of_others_displace(memory_store: Memory
 def test_repair_of_many_items_keeps_how_long_each_was_to_wait(runtime: SkewedRuntime) -> None:
     store = ClockStore(MemoryStore(shared_runtime()))
     with (
-        mock.patch("wal3_core.views.queue.clock.QueueClock._limit_ms", return_value=1e17),
+        mock.patch("wal3_core.views.queue.broker.QueueClock._limit_ms", return_value=1e17),
         DelayQueue.open_or_create(store, LOG, QueueDefinition(lease_s=100), runtime=runtime) as queue,
     ):
         runtime.skew_s = 10 * YEAR_S

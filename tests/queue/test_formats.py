@@ -28,8 +28,7 @@ from wal3_core.views.queue.encoding import (
     value_body,
     value_header,
 )
-from wal3_core.views.queue.held_items import Buried, Lease
-from wal3_core.views.queue.queue_state import QueueState
+from wal3_core.views.queue.queue_state import Buried, Lease, QueueState
 from wal3_core.views.queue.runs import Row
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -190,7 +190,7 @@ def test_those_who_wait_are_served_in_order_though_records_of_others_come_betwee
 def test_broker_that_does_nothing_passes_records_of_others(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
     with DelayQueue.open_or_create(memory_store, LOG) as queue:
         stray(memory_store, Message(b"1", b"stray"))
         for _ in range(1000):
@@ -391,7 +391,7 @@ def ahead(store: ClockStore, runtime: SkewedRuntime) -> int:
     """Make a queue whose time is ten years ahead, as earlier versions did; return a deadline in twenty years."""
     far_us = now_us() + 20 * YEAR_S * US_PER_S
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wal3_core.views.queue.clock.QueueClock._limit_ms", lambda _self, _read_s: 10.0**17)
+        patch.setattr("wal3_core.views.queue.broker.QueueClock._limit_ms", lambda _self, _read_s: 10.0**17)
         with DelayQueue.open_or_create(store, LOG, QueueDefinition(lease_s=100), runtime=runtime) as queue:
             queue.enqueue(b"came back")
             queue.dequeue()

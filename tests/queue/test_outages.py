@@ -90,7 +90,7 @@ def test_checkpoint_that_cannot_be_written_is_an_error(store: FaultyStore, queue
 def test_append_that_lands_once_its_queue_was_loaded_again_changes_nothing(
     store: FaultyStore, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
     queue.enqueue(b"first")
     store.fail("replace", "manifest", "late", times=ALWAYS)
     with pytest.raises(UnknownDurabilityError):
@@ -147,7 +147,7 @@ def test_part_of_a_millisecond_counts_as_a_whole_one(memory_store: MemoryStore) 
 def test_calls_and_close_end_once_a_store_that_hung_answers(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
     free = Event()
     queue = DelayQueue.open_or_create(store, LOG, options=HASTY)
     queue.enqueue(b"before")

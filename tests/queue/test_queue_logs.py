@@ -41,7 +41,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_core.views.queue import checkpoint, checkpointing
+from wal3_core.views.queue import checkpoint
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 
 if TYPE_CHECKING:
@@ -345,7 +345,8 @@ def test_damaged_value_holds_up_no_other_item(memory_store: MemoryStore) -> None
 def test_checkpoint_that_is_no_parquet_file_leaves_the_queue_as_its_log_has_it(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, compacted: bool
 ) -> None:
-    monkeypatch.setattr(checkpointing, "encode", lambda table: [part[:-40] for part in checkpoint.encode(table)])
+    encode = checkpoint.encode
+    monkeypatch.setattr(checkpoint, "encode", lambda table: [part[:-40] for part in encode(table)])
     leases = filled(memory_store)
     monkeypatch.undo()
     PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, delete_retention_s=0))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, InvalidRequestError, destroy
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.queue_server import request_models
 from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition
-from wal3_core.views.queue.loading import CURSOR
 
 from .serving import answer_of, eventually, serving
 
@@ -302,7 +302,7 @@ def test_open_queue_is_listed_without_its_cursor_and_not_once_it_is_gone(
     server: Running, memory_store: MemoryStore
 ) -> None:
     server.post("jobs", "enqueue", text="a")
-    CursorStore(memory_store, "queues/jobs").delete(CURSOR)
+    CursorStore(memory_store, "queues/jobs").delete(QUEUE_CURSOR)
     listed = server.ok("GET", "/v1/queues")
     destroy(memory_store, "queues/jobs")
     refused = server.ask("POST", f"{QUEUE}/enqueue", {"text": "b"})

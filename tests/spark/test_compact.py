@@ -20,9 +20,9 @@ from tests.spec.logs import manifest_of
 from tests.stores import damage, life_store
 from wal3_core import Cleanup, CursorStore, LogPosition, LogReader, LogWriter, Policy, open_store, scrub
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.dropped import LOSSES
+from wal3_core.compaction.dropped import find_losses as find_losses_here
 from wal3_core.compaction.engine import LocalEngine
-from wal3_core.compaction.losses import LOSSES
-from wal3_core.compaction.losses import find_losses as find_losses_here
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import parquet
 from wal3_core.model.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tests.spec.collecting import QUICK, SMALL
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 

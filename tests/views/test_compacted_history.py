@@ -15,8 +15,8 @@ from tests.examples.test_git_history import Repository
 from tests.spec.collecting import QUICK, ClockStore
 from tests.spec.compacting import DAY_S
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 

@@ -31,8 +31,8 @@ from wal3_core import (
     initialize_successor,
     seal,
 )
-from wal3_core.views.feed import recent, tail
-from wal3_core.views.feed.vigil import Vigil
+from wal3_core.views.feed import tail
+from wal3_core.views.feed.tail import Vigil
 
 from .feeds import DEADLINE_S, READER, SINGLE, published, received, simulated
 from .subscribing import AT_ONCE, messages
@@ -75,7 +75,7 @@ def _interrupt(thread: threading.Thread) -> None:
 def test_followers_get_every_message_in_order_while_others_are_slow_or_leave(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "RECORDS_MAX", 7)
+    monkeypatch.setattr(tail, "RECORDS_MAX", 7)
     published(memory_store, ["before"])
     readers = [FeedReader.open(memory_store, "f", start="end", options=READER) for _ in range(23)]
     options = SubscriptionOptions(reader=READER)
@@ -371,7 +371,7 @@ def test_call_that_does_not_wait_gives_what_was_published_before_it(
 def test_news_that_is_too_large_to_share_is_read_by_each_follower(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(recent, limit, 0)
+    monkeypatch.setattr(tail, limit, 0)
     published(memory_store, [0])
     readers = [FeedReader.open(memory_store, "f", start="end", options=READER) for _ in range(3)]
     published(memory_store, range(1, 9))

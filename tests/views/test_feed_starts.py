@@ -29,7 +29,7 @@ from wal3_core import (
 from wal3_core.model.offset_ranges import RANGES_MAX
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.feed import saved_subscription
-from wal3_core.views.feed.encoding import packed, unpacked_or_error
+from wal3_core.views.feed.messages import packed, unpacked_or_error
 from wal3_core.views.feed.topics import TopicFilter
 
 from .feeds import DEADLINE_S, NOON_US, ClockRuntime, published, received
@@ -38,7 +38,7 @@ from .subscribing import AT_ONCE, BY_HAND, UNPINNED, messages, taken
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.views.feed.feed_start import FeedStart
+    from wal3_core.views.feed.feed_reader import FeedStart
     from wal3_core.views.feed.topics import Pattern
 
 TOPICS = ("a", "b", "a", "c/x", "b", "a", "c/y", "c/x")

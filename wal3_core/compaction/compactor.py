@@ -11,17 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
 from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
 from wal3_core.compaction.installing import Done, Installer
 from wal3_core.compaction.merge import Merging
-from wal3_core.compaction.outline import outline
 from wal3_core.compaction.receipt import Receipt, receipt_of
-from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyInstallReport
-from wal3_core.compaction.rolling import KeyRollups
-from wal3_core.compaction.scope import Scope, check_has_passes, read_scope
-from wal3_core.compaction.selection import Found, find_all, select_rows
+from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyCompactorOptions, KeyInstallReport
+from wal3_core.compaction.scope import Scope, check_has_passes, outline, read_scope
+from wal3_core.compaction.selection import Found, KeyRollups, find_all, select_rows
 from wal3_core.compaction.verifying import Verification, verify_pass
 from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
 from wal3_core.log.collect.collector import Collector

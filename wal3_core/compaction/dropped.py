@@ -6,6 +6,8 @@ It holds no key: 16 bytes of a key's SHA-256, the offset, the reason and the fra
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +18,85 @@ from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.reading import open_file
 
 if TYPE_CHECKING:
-    from wal3_core.compaction.losses import DropReason
+    from collections.abc import Mapping
+
     from wal3_core.model.position import FragmentSeqNo
+
+# One row for each keyed record that was looked at; ``seq_no`` is its fragment's.
+ROWS = pa.schema(
+    [("seq_no", pa.uint64()), ("offset", pa.uint64()), ("key", pa.large_binary()), ("tombstone", pa.bool_())]
+)
+LOSSES = pa.schema([("seq_no", pa.uint64()), ("offset", pa.uint64()), ("reason", pa.uint8())])
+
+
+class DropReason(IntEnum):
+    """Why a record is dropped; the number is part of stored records of passes."""
+
+    SUPERSEDED = 1
+    EXPIRED = 2
+
+
+def find_losses(rows: pa.Table, *, expired_below: int) -> pa.Table:
+    """Find the records to drop among ``rows`` (columns of ``ROWS``, offsets rising); columns of ``LOSSES``.
+
+    A tombstone below the offset ``expired_below`` is dropped if it is its key's only record. The rows hold every record
+    of each key that has a record in them, or at least its newest one and those to drop.
+    """
+    rows = rows.combine_chunks()
+    if not len(rows):
+        return LOSSES.empty_table()
+    encoded = rows["key"].combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    offsets = rows["offset"].to_numpy()
+    newest = np.zeros(len(encoded.dictionary), dtype=np.uint64)
+    oldest = np.zeros_like(newest)
+    # Of several values for one place numpy keeps the last: with rising offsets that of the newest record.
+    newest[codes] = offsets
+    oldest[codes[::-1]] = offsets[::-1]
+    superseded = offsets < newest[codes]
+    alone = oldest[codes] == newest[codes]
+    tombstones = rows["tombstone"].to_numpy(zero_copy_only=False)
+    expired = tombstones & alone & (offsets < expired_below)
+    lost = np.flatnonzero(superseded | expired)
+    reasons = np.where(superseded[lost], DropReason.SUPERSEDED, DropReason.EXPIRED).astype(np.uint8)
+    return pa.table([rows["seq_no"].take(lost), pa.array(offsets[lost]), pa.array(reasons)], schema=LOSSES)
+
+
+@dataclass(frozen=True, slots=True)
+class LossCount:
+    """How many records of one fragment are dropped."""
+
+    superseded: int
+    expired: int
+
+    @property
+    def total(self) -> int:
+        """All that are dropped."""
+        return self.superseded + self.expired
+
+
+NO_LOSS = LossCount(0, 0)
+
+
+def count_losses(losses: pa.Table) -> Mapping[FragmentSeqNo, LossCount]:
+    """Count them by fragment."""
+    grouped = losses.group_by(["seq_no", "reason"]).aggregate([("offset", "count")])
+    return sum_counts(grouped.rename_columns(["seq_no", "reason", "count"]))
+
+
+def sum_counts(grouped: pa.Table) -> Mapping[FragmentSeqNo, LossCount]:
+    """Put together the counts of each reason, given as columns seq_no, reason and count."""
+    counted: dict[FragmentSeqNo, LossCount] = {}
+    for row in grouped.to_pylist():
+        before = counted.get(row["seq_no"], NO_LOSS)
+        count = row["count"]
+        counted[row["seq_no"]] = (
+            LossCount(before.superseded + count, before.expired)
+            if row["reason"] == DropReason.SUPERSEDED
+            else LossCount(before.superseded, before.expired + count)
+        )
+    return counted
+
 
 KEY_HASH_BYTES = 16
 # ``seq_no`` is that of the fragment that held the record before the pass.

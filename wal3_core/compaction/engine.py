@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from wal3_core.arguments import wrong
-from wal3_core.compaction.losses import ROWS, count_losses, find_losses
+from wal3_core.compaction.dropped import ROWS, count_losses, find_losses
 from wal3_core.compaction.merge import Merger
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.model.key_hashes import hash_keys
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions
+    from wal3_core.compaction.dropped import LossCount
     from wal3_core.compaction.grouping import Group
-    from wal3_core.compaction.losses import LossCount
     from wal3_core.compaction.merge import Merged, Merging
+    from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from wal3_core.compaction.losses import NO_LOSS, LossCount
+from wal3_core.compaction.dropped import NO_LOSS, LossCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

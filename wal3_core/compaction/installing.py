@@ -19,7 +19,7 @@ from wal3_core.storage.documents.snapshot_store import SnapshotMissingError
 from wal3_core.storage.object_store import share_of
 
 if TYPE_CHECKING:
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions
+    from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.manifest import CompactionAnnouncement, Manifest
     from wal3_core.model.pass_record import PassRecord

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wal3_core.compaction.dropped import DROPPED, dropped_rows, dropped_to_bytes
-from wal3_core.compaction.losses import DropReason
+from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_rows, dropped_to_bytes
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.log.maintain.copy.parts import read_checked
 from wal3_core.model import parquet
@@ -31,7 +30,7 @@ from wal3_core.storage.retrying import reread_if_damaged
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions
+    from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import RetryOptions

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from wal3_core.compaction.dropped import BYTES_MAX, dropped_from_bytes, key_digest
-from wal3_core.compaction.losses import DropReason
+from wal3_core.compaction.dropped import BYTES_MAX, DropReason, dropped_from_bytes, key_digest
 from wal3_core.errors import MissingError
 from wal3_core.model.paths import (
     COMPACTION_FOLDER,

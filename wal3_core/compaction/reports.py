@@ -5,11 +5,54 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, REBASES_MAX, RetryOptions, SnapshotOptions, check_ranges
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.pass_record import PassRecord, Proof
     from wal3_core.model.paths import LogId
     from wal3_core.model.retried import Retried
     from wal3_core.model.strict_json import JsonObject
+
+_COUNT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCompactorOptions:
+    """How passes of key compaction run.
+
+    ``snapshots`` is the shape of the tree that the log's writers keep. ``requests_ahead`` objects are read or written
+    at a time. A change of the manifest is tried ``rebases_max`` times; a pass is planned again ``plans_max`` times when
+    maintenance or a cursor got in its way. ``bytes_per_s_max`` limits what it reads and writes of fragments, all tasks
+    together, None for no limit.
+    ``fragment_expanded_bytes_max`` limits the memory for one fragment.
+    """
+
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+    requests_ahead: int = 4
+    rebases_max: int = REBASES_MAX
+    plans_max: int = 8
+    bytes_per_s_max: int | None = None
+    fragment_expanded_bytes_max: int = FRAGMENT_EXPANDED_BYTES_MAX
+    snapshots_loaded_max: int = 256
+    retry: RetryOptions = field(default_factory=RetryOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        check_ranges(
+            self,
+            {
+                "requests_ahead": (1, _COUNT_MAX),
+                "rebases_max": (1, _COUNT_MAX),
+                "plans_max": (1, _COUNT_MAX),
+                # Slower than a kilobyte a second is a mistake, and 0 would never end.
+                "bytes_per_s_max": (1024, 2**63 - 1),
+                "fragment_expanded_bytes_max": (1, 2**63 - 1),
+                "snapshots_loaded_max": (0, _COUNT_MAX),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +189,49 @@ class KeyInstallReport:
     overtaken: str | None = None
     repeated: bool = False
     garbage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The logs to compact now, those that are due and have to wait, the most urgent first, and those that are not."""
+
+    chosen: tuple[KeyCompactionPlan, ...]
+    waiting: tuple[KeyCompactionPlan, ...]
+    idle: tuple[KeyCompactionPlan, ...]
+
+
+def choose(plans: Iterable[KeyCompactionPlan], *, logs_max: int) -> Choice:
+    """Choose up to ``logs_max`` of the logs that are due.
+
+    The most overdue first, then those with expired tombstones, then by the share that is dirty, of bytes or of records,
+    largest first.
+    """
+    plans = list(plans)
+    due = sorted((plan for plan in plans if plan.due is not None), key=_urgency)
+    idle = tuple(plan for plan in plans if plan.due is None)
+    return Choice(chosen=tuple(due[:logs_max]), waiting=tuple(due[logs_max:]), idle=idle)
+
+
+def _urgency(plan: KeyCompactionPlan) -> tuple[int, bool, float, int, str]:
+    share = max(_share(plan.dirty_bytes, plan.held_bytes), _share(plan.dirty_records, plan.held_records))
+    return -plan.overdue_s, not plan.expired, -share, -plan.dirty_bytes, plan.log
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def may_be_due(manifest: Manifest) -> bool:
+    """Return whether a log has anything that a pass could ever do as it is; its outline says whether one is due.
+
+    The manifest does not say whether passes drop records: one that only arranges the log leaves none of it clean.
+    """
+    compaction = manifest.compaction
+    dirty = manifest.next.position.offset > max(compaction.clean_limit, manifest.first.position.offset)
+    return manifest.keyed and (dirty or (compaction.clean_limit > compaction.swept and not _is_swept(manifest)))
+
+
+def _is_swept(manifest: Manifest) -> bool:
+    """Whether only the last record is left to sweep, which stays as long as nothing is behind it."""
+    last = manifest.pointers[-1] if manifest.pointers else None
+    return last is not None and last.num_records == 1 and last.start.offset <= manifest.compaction.swept

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
-from wal3_core.compaction.losses import DropReason, sum_counts
+from wal3_core.compaction.dropped import DropReason, sum_counts
 from wal3_core.compaction.merge import Merged
 from wal3_core.errors import (
     CorruptError,
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions
+    from wal3_core.compaction.dropped import LossCount
     from wal3_core.compaction.engine import Hashes
     from wal3_core.compaction.grouping import Group
-    from wal3_core.compaction.losses import LossCount
     from wal3_core.compaction.merge import Merging
+    from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
@@ -207,7 +207,7 @@ class SparkWork:
 
 
 def find_losses(rows: DataFrame, *, expired_below: int, tasks: int) -> DataFrame:
-    """Find the records to drop among rows of KEYS, as ``wal3_core.compaction.losses.find_losses`` does.
+    """Find the records to drop among rows of KEYS, as ``wal3_core.compaction.dropped.find_losses`` does.
 
     A task gets all rows of a key except those that its own fragment repeats: of a key that every record has, one row a
     fragment.

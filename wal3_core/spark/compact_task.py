@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from wal3_core.compaction.dropped import LOSSES
 from wal3_core.compaction.engine import keyed_rows
-from wal3_core.compaction.losses import LOSSES
 from wal3_core.compaction.merge import Merger
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import Refusal
@@ -34,8 +34,8 @@ from wal3_core.storage.rate_limits import rate_limited
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from wal3_core.compaction.compaction_options import KeyCompactorOptions
     from wal3_core.compaction.merge import Merging
+    from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 

@@ -10,8 +10,7 @@ from tests.spec.collecting import ClockStore
 from tests.spec.compacting import DAY_S, LOG, append, compactor, keyed_log
 from tests.spec.logs import manifest_of
 from wal3_core import LogPosition
-from wal3_core.compaction.choice import choose, may_be_due
-from wal3_core.compaction.reports import KeyCompactionPlan
+from wal3_core.compaction.reports import KeyCompactionPlan, choose, may_be_due
 from wal3_core.model.paths import NO_LOG
 from wal3_core.model.policy import Policy
 from wal3_core.storage.documents.cursor_store import CursorStore

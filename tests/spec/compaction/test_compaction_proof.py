@@ -15,7 +15,7 @@ from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, 
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogAt, LogReader, LogWriter, copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.losses import DropReason
+from wal3_core.compaction.dropped import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter

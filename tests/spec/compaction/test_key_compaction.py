@@ -14,8 +14,8 @@ from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, 
 from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader
-from wal3_core.compaction.choice import may_be_due
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import may_be_due
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.write.writer import LogWriter

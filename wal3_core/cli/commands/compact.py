@@ -11,8 +11,8 @@ from wal3_core.cli.shell.failures import exit_unless
 from wal3_core.cli.shell.output import count, counted, print_json, progress, show_facts, show_table, size, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Whole, log_argument
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 
 if TYPE_CHECKING:
     from wal3_core.compaction.receipt import Erased, Receipt

@@ -16,17 +16,13 @@ from wal3_core.options import Limits
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX
-from wal3_core.views.feed.feed_start import FeedStart, ends, feed_start, num_behind
-from wal3_core.views.feed.looking import Looking
+from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, ends, feed_start, num_behind
 from wal3_core.views.feed.messages import Delivery, FeedMessage, Gap, Stray, delivery_of, message_of
 from wal3_core.views.feed.outstanding import Item, Outstanding, UncountedError, start_of_item
-from wal3_core.views.feed.saved_subscription import SavedSubscription, Wanted
-from wal3_core.views.feed.saver import Saver
-from wal3_core.views.feed.subscription_options import SubscriptionInfo, SubscriptionOptions
-from wal3_core.views.feed.tail import Tail, TimeIsOverError, tail_of
+from wal3_core.views.feed.saved_subscription import SavedSubscription, Saver, Wanted
+from wal3_core.views.feed.subscribed import SubscriptionInfo, SubscriptionOptions
+from wal3_core.views.feed.tail import Call, Looking, Tail, TimeIsOverError, tail_of
 from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, TopicFilter, check_patterns
-from wal3_core.views.feed.vigil import Call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence

@@ -10,9 +10,8 @@ from wal3_core.log.read.following import Calls, Closing
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
 from wal3_core.options import View, WriterOptions, of_view
-from wal3_core.views.feed.encoding import packed
-from wal3_core.views.feed.feed_start import a_time
-from wal3_core.views.feed.messages import token_of
+from wal3_core.views.feed.feed_reader import a_time
+from wal3_core.views.feed.messages import packed, token_of
 from wal3_core.views.feed.topics import check_topic
 
 if TYPE_CHECKING:

@@ -7,26 +7,28 @@ then wakes them. A follower that lags behind the shared fragments fetches for it
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from wal3_core.errors import LogError, LogReplacedError, UnavailableError
+from wal3_core.errors import ClosedError, LogError, LogReplacedError, UnavailableError
 from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
+from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.runtime import Outcome, later, map_ahead
 from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retrying import longer_s
 from wal3_core.views.feed.messages import topic_of
-from wal3_core.views.feed.recent import Recent
-from wal3_core.views.feed.vigil import WATCH_S_MAX, Vigil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from wal3_core.log.read.scan import BegunAtTime
@@ -38,7 +40,223 @@ if TYPE_CHECKING:
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.feed.vigil import Follower
+
+# How long a watcher watches at a time, and how long others sleep, in seconds. One that was interrupted in the wrong
+# moment has called no other to watch: those that sleep find it.
+WATCH_S_MAX = 1.0
+_SLEEP_S_MAX = 4.0
+
+
+class Follower(Protocol):
+    """One that waits, with any number of threads."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether none of them is to wait any longer."""
+        ...
+
+
+class Call:
+    """One call of a follower that waits: it may be ``roused``, to look at what has changed, or ``called_off``."""
+
+    def __init__(self) -> None:
+        self.roused = self.called_off = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is to wait no longer."""
+        return self.roused or self.called_off
+
+
+class Vigil:
+    """The followers that wait for news of one log: news wakes each of them once; for all else one is awake.
+
+    ``news`` grows with each look that has found something, or failed.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self.news = 0
+        self._watcher: Outcome[None] | None = None
+        # Whose thread that is.
+        self._watching: Follower | None = None
+        self._watched_s = 0.0
+        # In the order in which they came.
+        self._sleepers: dict[Outcome[None], Follower] = {}
+
+    def wait(self, seen: int, limit_s: float | None, watch: Callable[[], None], follower: Follower) -> None:
+        """Wait until there is more news than ``seen``, it is ``limit_s`` (monotonic clock), or the follower is closed.
+
+        ``watch`` is called by one of those that wait, again and again; an error of it ends that one's wait.
+        """
+        own: Outcome[None] = Outcome()
+        try:
+            while not follower.closed and self._is_on(seen, limit_s):
+                if self._watches(own, seen, follower):
+                    self._watched_s = self._runtime.monotonic_s()
+                    watch()
+                else:
+                    self._sleep(own, limit_s)
+        finally:
+            self._leave(own)
+
+    def tell(self) -> None:
+        """Wake all: there is news."""
+        with self._lock:
+            self.news += 1
+            woken, self._sleepers = self._sleepers, {}
+        for sleeper in woken:
+            sleeper.set_or_rouse()
+
+    def rouse(self) -> bool:
+        """Wake the sleeping threads of followers that have closed, to see that; True if one of them watches."""
+        with self._lock:
+            woken = [own for own, each in self._sleepers.items() if each.closed]
+            watches = self._watcher is not None and self._watching is not None and self._watching.closed
+        for sleeper in woken:
+            sleeper.set_or_rouse()
+        return watches
+
+    def _is_on(self, seen: int, limit_s: float | None) -> bool:
+        return self.news == seen and (limit_s is None or self._runtime.monotonic_s() < limit_s)
+
+    def _watches(self, own: Outcome[None], seen: int, follower: Follower) -> bool:
+        """Return whether this one is to watch; else it may sleep."""
+        now_s = self._runtime.monotonic_s()
+        with self._lock:
+            if self._watcher is None or now_s > self._watched_s + _SLEEP_S_MAX:
+                self._watcher, self._watching, self._watched_s = own, follower, now_s
+            if self._watcher is own:
+                self._sleepers.pop(own, None)
+                return True
+            if self.news == seen and not follower.closed:
+                self._sleepers[own] = follower
+        return False
+
+    def _sleep(self, own: Outcome[None], limit_s: float | None) -> None:
+        left_s = _SLEEP_S_MAX if limit_s is None else min(_SLEEP_S_MAX, limit_s - self._runtime.monotonic_s())
+        with contextlib.suppress(TimeoutError):
+            self._runtime.wait(own, left_s)
+
+    def _leave(self, own: Outcome[None]) -> None:
+        called = None
+        with self._lock:
+            self._sleepers.pop(own, None)
+            if self._watcher is own:
+                called, self._watching = next(iter(self._sleepers.items()), (None, None))
+                self._watcher = called
+                self._watched_s = self._runtime.monotonic_s()
+        if called is not None:
+            called.set_or_rouse()
+
+
+# How much is kept decoded, and fetched by one look; what is more is fetched by each follower, a few fragments ahead.
+RECORDS_MAX = 4096
+BYTES_MAX = 2**22
+FRAGMENTS_MAX = 16
+
+_offset_of = attrgetter("offset")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One fragment's records, and their size in memory."""
+
+    pointer: FragmentPointer
+    records: Sequence[Record]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The records of the last fragments of one manifest, from ``start`` to its end."""
+
+    manifest: Manifest
+    start: int
+    pieces: tuple[_Piece, ...] = ()
+
+    @classmethod
+    def none_of(cls, manifest: Manifest) -> Recent:
+        """Hold no records, and end where a manifest does."""
+        return cls(manifest, manifest.next.position.offset)
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last record, where the manifest ends."""
+        return self.manifest.next.position.offset
+
+    def records(self, start: int, manifest: Manifest) -> Iterator[Record] | None:
+        """Go through a manifest's records from an offset on; None when some of them are not held, or are gone."""
+        end = manifest.next.position.offset
+        if not max(self.start, manifest.first.position.offset) <= start <= end <= self.end:
+            return None
+        if start == end:
+            return iter(())
+        at = len(self.pieces) - 1
+        while self.pieces[at].pointer.start.offset > start:
+            at -= 1
+        found = chain.from_iterable(_from(piece, start) for piece in self.pieces[at:])
+        return found if end == self.end else (record for record in found if record.offset < end)
+
+    def moved_to(self, manifest: Manifest, fetch: Callable[[FragmentPointer], Fragment]) -> Recent:
+        """Take what a newer manifest adds, and let go of the oldest; errors of ``fetch``."""
+        added = self._added(manifest)
+        if added is None:
+            return Recent.none_of(manifest)
+        pieces = [] if self._is_replaced(manifest) else list(self.pieces)
+        for pointer in added:
+            table = fetch(pointer).table
+            if table.nbytes > BYTES_MAX:
+                return Recent.none_of(manifest)
+            pieces.append(_Piece(pointer, tuple(parquet.records_of(table)), table.nbytes))
+        kept = _bounded(pieces)
+        return Recent(manifest, kept[0].pointer.start.offset if kept else self.end, kept)
+
+    def _added(self, manifest: Manifest) -> list[FragmentPointer] | None:
+        """List the fragments behind the end; None when they are too much, or are in snapshots already."""
+        added: list[FragmentPointer] = []
+        for pointer in reversed(manifest.fragments):
+            if pointer.limit.offset <= self.end:
+                break
+            added.append(pointer)
+        begins = added[-1].start.offset if added else manifest.next.position.offset
+        if begins > self.end or len(added) > FRAGMENTS_MAX or manifest.next.position.offset < self.end:
+            return None
+        if sum(each.num_records for each in added) > RECORDS_MAX or sum(each.num_bytes for each in added) > BYTES_MAX:
+            return None
+        return added[::-1]
+
+    def _is_replaced(self, manifest: Manifest) -> bool:
+        """Tell whether a manifest may hold other records here: some were dropped, or an older one was restored."""
+        if not self.pieces:
+            return True
+        last = self.pieces[-1].pointer
+        found = next((each for each in reversed(manifest.fragments) if each.start.offset <= last.start.offset), None)
+        return (
+            found != last
+            or manifest.generation < self.manifest.generation
+            or manifest.compaction.passes != self.manifest.compaction.passes
+        )
+
+
+def _from(piece: _Piece, start: int) -> Sequence[Record]:
+    records = piece.records
+    if piece.pointer.start.offset >= start:
+        return records
+    return records[bisect_left(records, start, key=_offset_of) :]
+
+
+def _bounded(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
+    """Return the newest pieces that are within the limits."""
+    num_records = num_bytes = 0
+    for at in range(len(pieces) - 1, -1, -1):
+        num_records += len(pieces[at].records)
+        num_bytes += pieces[at].num_bytes
+        if num_records > RECORDS_MAX or num_bytes > BYTES_MAX:
+            return tuple(pieces[at + 1 :])
+    return tuple(pieces)
+
 
 # How much of the log's newest part stays in memory for the followers, decoded, in bytes; at least one fragment.
 SHARED_BYTES_MAX = 64 * 2**20
@@ -343,3 +561,79 @@ def tail_of(store: ObjectStore, log: str, options: ReaderOptions, runtime: Runti
     tail.newest(runtime.monotonic_s())
     _TAILS[key] = tail
     return tail
+
+
+T = TypeVar("T")
+
+# How long a thread waits for a look at a time, in seconds.
+_LOOK_S_MAX = 0.25
+
+
+class Looking:
+    """What one follower has seen of its log, and how new it wants to see it.
+
+    ``limit_s``, by the monotonic clock, is how long it waits for a look: then TimeIsOverError.
+    """
+
+    def __init__(self, tail: Tail, runtime: Runtime) -> None:
+        self._tail = tail
+        self._runtime = runtime
+        self._since_s = 0.0
+        self.limit_s: float | None = None
+        self.closed = False
+        # The tail's news when this one has last looked.
+        self._seen = -1
+        self._calls: set[Call] = set()
+
+    def called(self, call: Call, work: Callable[[Call], T]) -> T:
+        """Do the work of a call that may wait."""
+        self._calls.add(call)
+        try:
+            return work(call)
+        finally:
+            self._calls.discard(call)
+
+    def begin(self, limit_s: float | None, call: Call, *, at_once: bool) -> None:
+        """Begin a round of a call: it looks ``at_once`` to the end, or leaves that to pauses, and ends at ``limit_s``.
+
+        A look does not hold it for long: other threads of the follower may have less time, or it may be closed.
+        """
+        self._runtime.check_process()
+        # Before what has changed is looked at.
+        call.roused = False
+        if self.closed:
+            raise ClosedError(f"feed {self._tail.url}: expected a follower that is open, found it closed")
+        self._since_s = self._tail.since_s(at_once=at_once)
+        slice_s = self._runtime.monotonic_s() + _LOOK_S_MAX
+        self.limit_s = None if at_once else min(slice_s, slice_s if limit_s is None else limit_s)
+
+    def manifest(self, offset: int | None) -> Manifest:
+        """Return a manifest for going on from an offset."""
+        # As of now, in case that the look fails.
+        self._seen = self._tail.news
+        manifest, self._seen = self._tail.onwards(offset, self._since_s, self.limit_s)
+        return manifest
+
+    def is_over(self, limit_s: float | None) -> bool:
+        """Tell whether it is ``limit_s``, by the monotonic clock."""
+        return limit_s is not None and self._runtime.monotonic_s() >= limit_s
+
+    def pause(self, limit_s: float | None, call: Call) -> bool:
+        """Wait until a look finds more than this one has seen, or the call is roused; False if it is ``limit_s``."""
+        return self._tail.pause(self._seen, limit_s, call)
+
+    def rouse(self) -> None:
+        """Let all calls of this follower look at what has changed."""
+        for call in tuple(self._calls):
+            call.roused = True
+        self._tail.rouse()
+
+    def call_off(self, call: Call) -> None:
+        """End the wait of one call, whose caller is gone."""
+        call.called_off = True
+        self._tail.rouse()
+
+    def close(self) -> None:
+        """End all waits of this follower, now and later: ``begin`` raises ClosedError."""
+        self.closed = True
+        self.rouse()

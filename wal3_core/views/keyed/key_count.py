@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
-    from wal3_core.views.keyed.hits import Hit
-    from wal3_core.views.keyed.key_reader import KeyReader
+    from wal3_core.views.keyed.key_reader import Hit, KeyReader
     from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 # A larger file's footer, and its key columns: at most two ranges of them. Or two for its footer, and its row groups.

@@ -16,17 +16,18 @@ import pyarrow as pa
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, MissingError
 from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
 from wal3_core.log.read.walk import Loader, Reloading, Walk, check_whole, may_lack
+from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
 from wal3_core.storage.object_store import canonical_url, log_store, object_url, share_of
-from wal3_core.views.keyed.hits import Hit, Run
 from wal3_core.views.keyed.key_index import KeyIndex
 from wal3_core.views.keyed.shared_reads import each_ahead, shared_reads
 
@@ -36,11 +37,70 @@ if TYPE_CHECKING:
     from wal3_core.model.key_hashes import Hashes
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.keyed.keyed_options import KeyedOptions
     from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
+    from wal3_core.views.keyed.shared_reads import KeyedOptions
+
+# So many fragments in a row that have records of the keys: the next one is likely to have some, too.
+_RUN_MIN = 4
+# Looked up ahead: mostly a request or two for some kilobytes of each, at most all of these bytes.
+_AHEAD_MAX = 8
+_AHEAD_BYTES_MAX = 2**26
+_WHOLE_BYTES_MAX = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A fragment that was looked up for some keys. ``index`` has all of its records of these, and may have others.
+
+    The rows to read are those of the row groups with these ``numbers``, if it is arranged by key, else all. ``table``
+    has them if they were read already.
+    """
+
+    pointer: FragmentPointer
+    index: KeyIndex
+    numbers: range | None = None
+    table: pa.Table | None = None
+
+
+class Run:
+    """How a read goes on, by the fragments that it came to last; ``prefetch`` large ones are read whole ahead.
+
+    While each has records of the keys, and their rows are ``wanted``, the next one is read whole at once: its keys are
+    in what is read, so that asking for them first would take requests and time for nothing. Of a fragment that is
+    arranged by key, a part is enough.
+    """
+
+    def __init__(self, prefetch: int, *, wanted: bool) -> None:
+        self._prefetch = max(1, prefetch)
+        self._wanted = wanted
+        self._length = 0
+        self._bytes_max = 0
+        self._ahead = self._prefetch
+
+    @property
+    def ahead(self) -> int:
+        """How many fragments to look up ahead: more of them each time, but few large ones that are read whole."""
+        if self._length < _RUN_MIN:
+            return self._ahead
+        return max(self._prefetch, min(self._ahead, _WHOLE_BYTES_MAX // max(1, self._bytes_max)))
+
+    def add(self, hit: Hit, *, held: bool) -> None:
+        """Note which fragment the read came to, and whether it has records of the keys."""
+        most = min(_AHEAD_MAX, _AHEAD_BYTES_MAX // max(1, hit.pointer.num_bytes))
+        self._ahead = max(self._prefetch, min(most, self._ahead + 1))
+        if not self._wanted:
+            return
+        self._length = self._length + 1 if held and hit.numbers is None else 0
+        self._bytes_max = max(self._bytes_max, hit.pointer.num_bytes) if self._length else 0
+
+    def goes_on_with(self, pointer: FragmentPointer) -> bool:
+        """Whether a fragment is likely to have records of the keys, and to be none that is arranged by key."""
+        return self._length >= _RUN_MIN and pointer.num_bytes <= 2 * self._bytes_max
+
 
 T = TypeVar("T")
 
@@ -370,3 +430,47 @@ def keys_of(rollup: KeyRollup, fragments: list[FragmentPointer]) -> dict[str, Fr
     found = ((pointer, known.get(pointer.seq_no)) for pointer in fragments)
     # A compacted fragment may have the number of another one.
     return {pointer.path: each for pointer, each in found if each is not None and each.is_of(pointer)}
+
+
+def follow_keys(keys: KeyReader, match: KeyMatch, start: int | None, idle_s: float | None) -> Following:
+    """Return a pass over the records of some keys that waits for more at the log's end."""
+    follower = _Follower(keys, match, start or 0)
+    waiting = Waiting(keys.runtime, keys.options, idle_s=idle_s)
+    source = Source(follower.manifest, follower.records, keys.load_snapshot)
+    log = keys.share.log.rstrip("/")
+    return Following(source, keys.runtime, waiting, topic=keys.stores.url, log=log, start=start)
+
+
+class _Follower:
+    def __init__(self, keys: KeyReader, match: KeyMatch, start: int) -> None:
+        self._keys = keys
+        self._match = match
+        self._start = start
+        self._seen = keys.known
+
+    def manifest(self) -> Manifest:
+        """Return the newest manifest, or one that another follower has loaded since the last commit of this process.
+
+        At most one GET in ``poll_s_min`` seconds for all followers, and one for each commit of this process; another
+        if what was loaded is older than what this follower has seen, or than its start.
+        """
+        keys, shared = self._keys, self._keys.shared
+        version = keys.runtime.await_topic(keys.stores.url, -1, 0.0)
+        known = shared.newest
+        if known is None or known[1] < version or keys.runtime.monotonic_s() - known[2] >= keys.options.poll_s_min:
+            begun_s = keys.runtime.monotonic_s()
+            found = shared.manifests.begin(version, keys.manifest, keys.share)()
+            shared.newest = known = found, version, begun_s
+        newest = known[0]
+        if newest.generation < self._seen.generation or newest.next.position.offset < self._start:
+            # Two loads may end in another order than they began, and another process may know a later start. Or else
+            # the manifest was restored to an older version, which must not be waited out: records would be skipped.
+            newest = keys.manifest()
+        self._seen = newest
+        return newest
+
+    def records(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:
+        """Go through a manifest's records of the keys; a follower comes to all that replaces a record."""
+        limit, keys, match = manifest.next.position.offset, self._keys, self._match
+        for hit, table, begin in keys.hits_with_rows(match, start, limit, manifest, exact=False):
+            yield from parquet.records_of(keys.rows(hit, table, match, begin, limit))

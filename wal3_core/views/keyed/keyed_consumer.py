@@ -21,7 +21,7 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record
 from wal3_core.model.strict_json import Fields
 from wal3_core.views.keyed.key_count import count_exactly
-from wal3_core.views.keyed.key_following import follow_keys
+from wal3_core.views.keyed.key_reader import follow_keys
 from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.views.keyed.hits import Hit
-    from wal3_core.views.keyed.key_reader import KeyReader
+    from wal3_core.views.keyed.key_reader import Hit, KeyReader
 
 # Collections read every cursor, so that it stays small.
 KEYS_MAX = 8192

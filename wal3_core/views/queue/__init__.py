@@ -1,6 +1,6 @@
 """A durable delay queue on a log."""
 
-from wal3_core.views.queue.definition import QueueDefinition
+from wal3_core.views.queue.definition import QueueDefinition, QueueOptions
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.items import Enqueued, ItemState, ItemStats, Leased, NewItem, Peeked, QueueRepair, QueueStats
 from wal3_core.views.queue.operations import (
@@ -18,7 +18,6 @@ from wal3_core.views.queue.operations import (
     Requeue,
     Retime,
 )
-from wal3_core.views.queue.queue_options import QueueOptions
 from wal3_core.views.queue.queue_reading import (
     is_queue,
     read_queue_dead,

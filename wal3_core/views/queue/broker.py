@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wal3_core.errors import (
     ClosedError,
     ConditionNotMetError,
+    ContentionError,
     CorruptError,
     CursorConflictError,
     FencedError,
@@ -21,39 +22,281 @@ from wal3_core.errors import (
     LogError,
     LogReplacedError,
     SealedError,
+    UnknownDurabilityError,
     UnknownItemError,
 )
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
-from wal3_core.runtime import Outcome
+from wal3_core.runtime import Outcome, wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.views.queue.answering import Answers, fitting, give
-from wal3_core.views.queue.applying import apply
-from wal3_core.views.queue.checkpointing import Checkpointer
-from wal3_core.views.queue.clock import QueueClock
-from wal3_core.views.queue.creating import keep_uncollected
+from wal3_core.views.queue.answering import Answers, Values, fitting, give
+from wal3_core.views.queue.checkpoint import Checkpointer
 from wal3_core.views.queue.definition import MS_PER_S
-from wal3_core.views.queue.encoding import DEFINITION_KEY, VALUE, id_of
-from wal3_core.views.queue.loading import CURSOR, QueueLoader
-from wal3_core.views.queue.operations import Dequeue, Purge, Retime
-from wal3_core.views.queue.queue_state import Turn
-from wal3_core.views.queue.taken import Taken, fenced
-from wal3_core.views.queue.taking import take, take_again
-from wal3_core.views.queue.values import Values
+from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, VALUE, id_of
+from wal3_core.views.queue.loading import QueueLoader, keep_uncollected
+from wal3_core.views.queue.operations import (
+    Bury,
+    Define,
+    Dequeue,
+    Enqueue,
+    Extend,
+    GiveBack,
+    Kick,
+    Purge,
+    Reclaim,
+    Release,
+    Requeue,
+    Retime,
+)
+from wal3_core.views.queue.queue_state import US_PER_MS, Turn
 from wal3_core.views.queue.waiting import Call, Inbox, Line, Look
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from collections.abc import Callable
+    from concurrent.futures import Executor, Future
 
+    from wal3_core.log.read.reader import LogReader
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.queue.definition import QueueOptions
     from wal3_core.views.queue.loading import LoadedQueue
-    from wal3_core.views.queue.operations import GiveBack
-    from wal3_core.views.queue.queue_options import QueueOptions
+    from wal3_core.views.queue.operations import Operation
     from wal3_core.views.queue.queue_state import QueueState
+
+# How far the wall clock may be ahead of what the store has confirmed before the store is asked, and how often it is.
+_DOUBT_MS = 1000
+_ASKED_AGAIN_S = 60.0
+
+
+class QueueClock:
+    """The time goes on with the monotonic clock, and follows the wall clock forward as far as the store confirms it.
+
+    The store does by the log's time, which is never far ahead of it. ``jumped_ms`` is by how much more has passed than
+    by the monotonic clock: leases, which count by that one, do not end by it.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._now_ms = self.jumped_ms = 0.0
+        self._read_s = runtime.monotonic_s()
+        # The latest time that was confirmed, and when.
+        self._confirmed_ms, self._confirmed_s = 0.0, self._read_s
+        self._asked_s = -_ASKED_AGAIN_S
+        self._begun = False
+
+    def begin_at(self, now_ms: int) -> None:
+        """Go on from a time that the queue has come to by now, unless this clock is ahead of it."""
+        # What has passed before belongs to neither: the one who wrote that time may have done so a moment ago.
+        self._now_ms = max(self._read_ms(), now_ms)
+        if not self._begun:
+            self._begun, self.jumped_ms = True, 0.0
+
+    def bounded_ms(self) -> int:
+        """Return the wall clock's time, or the confirmed one if that is earlier, wherever the queue's is."""
+        return int(min(wall_us(self._runtime) / US_PER_MS, self._limit_ms(self._runtime.monotonic_s())))
+
+    def go_back(self, now_ms: int) -> None:
+        """Go on from an earlier time."""
+        self._now_ms = now_ms
+
+    def confirm(self, log_us: int) -> None:
+        """Take note of the log's time, of a moment ago."""
+        now_s = self._runtime.monotonic_s()
+        if log_us / US_PER_MS > self._limit_ms(now_s):
+            self._confirmed_ms, self._confirmed_s = log_us / US_PER_MS, now_s
+
+    def asks(self) -> bool:
+        """Whether an append is to confirm the wall clock, which is far ahead; once a minute at most."""
+        wall_ms, read_s = wall_us(self._runtime) / US_PER_MS, self._runtime.monotonic_s()
+        ahead_ms = wall_ms - max(self._limit_ms(read_s), self._now_ms)
+        if ahead_ms <= _DOUBT_MS or read_s - self._asked_s < _ASKED_AGAIN_S:
+            return False
+        self._asked_s = read_s
+        return True
+
+    def now_ms(self) -> int:
+        """Return the time, in whole milliseconds since the Unix epoch."""
+        return int(self._read_ms())
+
+    def _limit_ms(self, read_s: float) -> float:
+        return self._confirmed_ms + (read_s - self._confirmed_s) * MS_PER_S
+
+    def _read_ms(self) -> float:
+        # The wall clock first: what passes between the two would be counted twice.
+        wall_ms, read_s = wall_us(self._runtime) / US_PER_MS, self._runtime.monotonic_s()
+        passed_s, self._read_s = max(0.0, read_s - self._read_s), read_s
+        self._now_ms += passed_s * MS_PER_S
+        gained_ms = max(0.0, min(wall_ms, self._limit_ms(read_s)) - self._now_ms)
+        self._now_ms, self.jumped_ms = self._now_ms + gained_ms, self.jumped_ms + gained_ms
+        return self._now_ms
+
+
+LOOK_S = 5.0
+
+
+def fenced(url: str) -> FencedError:
+    """Make the error of a broker that has lost its queue."""
+    return FencedError(
+        f"queue {url}: expected to be its only broker, found that another one has taken it: open it again to take it"
+        f" back"
+    )
+
+
+class Taken:
+    """Looks at the log's manifest every ``LOOK_S`` seconds of use, beside the broker: it waits for no store.
+
+    Questions are answered only while the log is known to have been the broker's ``LOOK_S`` seconds ago; else they are
+    held until the next look is done.
+    """
+
+    def __init__(self, url: str, reader: LogReader, aside: Executor, runtime: Runtime, inbox: Inbox) -> None:
+        self._url = url
+        self._reader = reader
+        self._aside = aside
+        self._runtime = runtime
+        self._inbox = inbox
+        self._looked_s = self._known_s = runtime.monotonic_s()
+        self._look: Future[int] | None = None
+        self._held: list[Call] = []
+        # What was held until a look that was taken meanwhile.
+        self._freed: list[Call] = []
+
+    def known(self, at_s: float) -> None:
+        """Take note that the log was the broker's at a time, by the monotonic clock."""
+        self._known_s = max(self._known_s, at_s)
+
+    def goes_on(self, end: int) -> bool:
+        """Tell whether the log had records from offset ``end`` on a moment ago; end is the broker's own.
+
+        LogReplacedError when the name leads to another log now.
+        """
+        if self._look is None:
+            if self._runtime.monotonic_s() - self._looked_s >= LOOK_S:
+                self._begin()
+            return False
+        if not self._look.done():
+            return False
+        look, self._look = self._look, None
+        return self._found(look) > end
+
+    def _begin(self) -> None:
+        self._looked_s = self._runtime.monotonic_s()
+        self._look = self._aside.submit(self._end)
+        self._look.add_done_callback(lambda _: self._inbox.wake())
+
+    def admit(self, calls: list[Call], *, last: bool) -> list[Call]:
+        """Return the calls that can be done now, those that were held before among them; with the ``last`` turn all."""
+        freed, self._freed = self._freed, []
+        if last or self._runtime.monotonic_s() - self._known_s < LOOK_S:
+            held, self._held = self._held, []
+            return [*freed, *held, *calls]
+        for call in calls:
+            if isinstance(call.operation, Look):
+                self._held.append(replace(call, num_bytes=0))
+                self._inbox.done(call.num_bytes)
+        if self._held and self._look is None:
+            self._begin()
+        return [*freed, *(call for call in calls if not isinstance(call.operation, Look))]
+
+    @property
+    def holds(self) -> bool:
+        """Whether questions are held."""
+        return bool(self._held)
+
+    def give_up(self, error: Exception) -> None:
+        """Give those that are held an error."""
+        held, self._held, self._freed = [*self._freed, *self._held], [], []
+        for call in held:
+            give(call.future, None, error)
+
+    def _found(self, look: Future[int]) -> int:
+        try:
+            end = look.result()
+        except LogReplacedError:
+            raise
+        except LogError as error:
+            # What is wrong is reported to those who ask, and to those who want an append.
+            self.give_up(error)
+            return 0
+        self.known(self._looked_s)
+        # However long it took: of a slow store no look would be recent enough.
+        self._freed, self._held = [*self._freed, *self._held], []
+        return end
+
+    def _end(self) -> int:
+        return self._reader.manifest().next.position.offset
+
+
+# How often one that takes a queue may lose its place as often as an append may.
+_TAKES_MAX = 30
+# How often it tries to take it as it was loaded: from a broker that appends all the time it cannot.
+_AS_LOADED_MAX = 3
+
+
+def take(writer: LogWriter, token: bytes, loader: QueueLoader) -> LoadedQueue:
+    """Load a queue, and take it by appending the token; return it as it is then.
+
+    It is loaded first: one that cannot be loaded is left to the broker that has it.
+    """
+    loaded = loader.load()
+    for _ in range(_AS_LOADED_MAX):
+        try:
+            position = writer.append(token, key=BROKER_KEY, expect_next=loaded.end)
+        except (ConditionNotMetError, UnknownDurabilityError):
+            loaded = loader.load()
+            if loaded.broker == token:
+                return loaded
+        else:
+            return loaded.taken(token, position.timestamp_us)
+    for _ in range(_TAKES_MAX):
+        with contextlib.suppress(ContentionError):
+            writer.append(token, key=BROKER_KEY)
+            return loader.load()
+    writer.append(token, key=BROKER_KEY)
+    return loader.load()
+
+
+def take_again(writer: LogWriter, token: bytes, loader: QueueLoader, url: str) -> None:
+    """Append the token where the queue is known to be still its own; FencedError when another broker has taken it.
+
+    An append of unknown outcome cannot land behind that record.
+    """
+    for tried in range(1, _TAKES_MAX + 1):
+        broker, end = loader.broker()
+        if broker != token:
+            raise fenced(url)
+        try:
+            writer.append(token, key=BROKER_KEY, expect_next=end)
+        except ConditionNotMetError:
+            # Such an append was quicker, or another writer.
+            if tried == _TAKES_MAX:
+                raise
+        else:
+            return
+
+
+_APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
+    Enqueue: lambda state, wanted, turn: state.enqueue(wanted.items, turn),
+    Release: lambda state, wanted, turn: state.release(wanted.leases, turn),
+    GiveBack: lambda state, wanted, turn: state.give_back(wanted.leases, turn),
+    Requeue: lambda state, wanted, turn: state.requeue(wanted, turn),
+    Extend: lambda state, wanted, turn: state.extend(wanted.id, wanted.token, wanted.lease_s, turn),
+    Reclaim: lambda state, wanted, turn: state.reclaim(wanted.ids, turn),
+    Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
+    Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
+    Define: lambda state, wanted, turn: state.define(wanted.definition, turn),
+    Look: lambda state, wanted, turn: wanted.ask(state, turn.now_ms),
+}
+
+
+def apply(state: QueueState, wanted: Operation | Look, turn: Turn) -> Any:  # noqa: ANN401 - each has its own result
+    """Apply it; return its result. A LogError refuses it: nothing was changed."""
+    return _APPLIED[type(wanted)](state, wanted, turn)
+
 
 # What one turn takes: it becomes one fragment.
 _TURN_RECORDS = 20_000
@@ -107,7 +350,7 @@ class Broker:
         self._sound, self._undetermined, self._num_again = True, False, 0
         self._sealed: SealedError | None = None
         # Before the queue is taken: a cursor of something else fails this open, and no broker that works.
-        witness = self._cursors.load(CURSOR, Owner.QUEUE)
+        witness = self._cursors.load(QUEUE_CURSOR, Owner.QUEUE)
         try:
             loaded = take(self._writer, self._token, self._loader)
         except SealedError as error:
@@ -121,7 +364,7 @@ class Broker:
             # may have a key of the queue's own, which it has not written again yet.
             with contextlib.suppress(CursorConflictError, GarbageCollectedError):
                 start = 1 if self._displaced else self._end.offset - self._behind - 1
-                self._cursors.init(CURSOR, LogPosition(start, 0), owner=Owner.QUEUE)
+                self._cursors.init(QUEUE_CURSOR, LogPosition(start, 0), owner=Owner.QUEUE)
             if not self.checkpointer.refuses:
                 self.checkpointer.want()
         # A broker waits for the shared workers, so it is none of them.

@@ -14,10 +14,9 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
-from wal3_core.views.queue.creating import create_queue
-from wal3_core.views.queue.definition import QueueDefinition
+from wal3_core.views.queue.definition import QueueDefinition, QueueOptions
 from wal3_core.views.queue.items import NewItem, QueueRepair, positive
-from wal3_core.views.queue.loading import expecting_a_queue
+from wal3_core.views.queue.loading import create_queue, expecting_a_queue
 from wal3_core.views.queue.operations import (
     Bury,
     Define,
@@ -33,7 +32,6 @@ from wal3_core.views.queue.operations import (
     Retime,
     listed,
 )
-from wal3_core.views.queue.queue_options import QueueOptions
 from wal3_core.views.queue.waiting import Look
 
 if TYPE_CHECKING:

@@ -15,20 +15,34 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
+from wal3_core.errors import (
+    ConditionNotMetError,
+    CorruptError,
+    CursorConflictError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogExistsError,
+    LogNotFoundError,
+)
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import QUEUE_CURSOR
-from wal3_core.options import Limits
+from wal3_core.model.policy import Cleanup, Policy
+from wal3_core.model.record import Message
+from wal3_core.options import Limits, View, WriterOptions
+from wal3_core.runtime import wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.views.queue import encoding
-from wal3_core.views.queue.checkpoint import Known, decode, restore
+from wal3_core.views.queue.checkpoint import Known, Tail, decode, restore
 from wal3_core.views.queue.definition import QueueDefinition
 from wal3_core.views.queue.encoding import (
     ID_KEY_BYTES,
     NEVER,
+    NO_TOKEN,
     PART_KEY_BYTES,
     Meta,
     StateRecord,
@@ -38,8 +52,7 @@ from wal3_core.views.queue.encoding import (
     state_record,
     value_header,
 )
-from wal3_core.views.queue.held_items import Buried, Lease
-from wal3_core.views.queue.queue_state import QueueState
+from wal3_core.views.queue.queue_state import US_PER_MS, Buried, Lease, QueueState
 from wal3_core.views.queue.runs import Row
 
 if TYPE_CHECKING:
@@ -56,8 +69,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The cursor of this name keeps key compaction from what came after the newest checkpoint.
-CURSOR = QUEUE_CURSOR
 # The newest record says what the queue has come to, as a rule; else so many times as many are looked at.
 _WINDOW_GROWTH = 8
 # Damage is believed when so many reads have found it; each of them reads twice.
@@ -110,18 +121,6 @@ class LoadedQueue:
         """Return the queue once the record of another broker was appended at its end."""
         tail = self.tail.with_more(1, len(broker), 1)
         return replace(self, end=self.end + 1, time_us=time_us, broker=broker, tail=tail, behind=self.behind + 1)
-
-
-class Tail(NamedTuple):
-    """How much came after a checkpoint, but for the parts of others."""
-
-    records: int = 0
-    num_bytes: int = 0
-    fragments: int = 0
-
-    def with_more(self, records: int, num_bytes: int, fragments: int) -> Tail:
-        """Add what came after it."""
-        return Tail(self.records + records, self.num_bytes + num_bytes, self.fragments + fragments)
 
 
 class _Found(NamedTuple):
@@ -241,7 +240,7 @@ class QueueLoader:
     def _cursor(self, manifest: Manifest) -> Witness | None:
         """Load the queue's cursor; None when the log has none, as one that is no queue."""
         return CursorStore(self._store, self._log, runtime=self._runtime, log_id=manifest.log_id).load(
-            CURSOR, Owner.QUEUE
+            QUEUE_CURSOR, Owner.QUEUE
         )
 
     def _what(self, offset: int) -> str:
@@ -471,3 +470,68 @@ def _take_item(key: bytes, body: bytes | None, offset: int, tail: _Tail, meta: M
         # It was read as it was written, and no queue wrote it.
         return False
     return True
+
+
+# Small enough to read one for a few values; a tombstone is needed no longer than a load of the queue takes.
+_FRAGMENT_BYTES = 2 * 2**20
+_DELETE_RETENTION_S = 60 * 60
+# Else the lists of what passes dropped would soon take more than the queue.
+_RECEIPT_RETENTION_S = 24 * 60 * 60
+
+
+def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runtime: Runtime) -> None:
+    """Make a queue's log, or finish one that was begun."""
+    LogWriter.open_or_initialize(store, log, runtime=runtime).close()
+    manifest = LogReader.open(store, log, runtime=runtime).manifest()
+    if manifest.next.position.offset > 1 or manifest.seal is not None:
+        message = f"queue {store.url}/{log}: expected no log of that name, found one: open it, or choose another name"
+        raise LogExistsError(message)
+    log_id = manifest.log_id
+    # Whatever step this ends at, the next call goes on from there.
+    PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
+    with contextlib.suppress(CursorConflictError):
+        CursorStore(store, log, runtime=runtime, log_id=log_id).init(
+            QUEUE_CURSOR, manifest.next.position, owner=Owner.QUEUE
+        )
+    created_ms = wall_us(runtime) // US_PER_MS
+    # Its time begins with its first broker, whose clock the store bounds.
+    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=created_ms, now_ms=0, floors_ms={})
+    records = [
+        Message(definition.to_bytes(), encoding.DEFINITION_KEY),
+        Message(meta.to_bytes(), encoding.META_KEY),
+    ]
+    with LogWriter.open(store, log, options=WriterOptions(view=View.QUEUE), runtime=runtime) as writer:
+        try:
+            writer.append_many(records, expect_next=1)
+        except ConditionNotMetError as error:
+            message = f"queue {store.url}/{log}: expected an empty log, found one that was written to meanwhile"
+            raise LogExistsError(message) from error
+
+
+def keep_uncollected(store: ObjectStore, log: str, runtime: Runtime, log_id: LogId) -> None:
+    """Make key compaction alone remove records again, if the policy was changed: collections take pending items."""
+    policies = PolicyStore(store, log, runtime=runtime, log_id=log_id)
+    policy = policies.load()
+    if policy.collects:
+        QUEUE.warning(
+            "queue %s/%s: expected the policy to compact, found cleanup %s, which removes items: it compacts again",
+            store.url,
+            log,
+            policy.cleanup.value,
+        )
+        policies.change(_compacted)
+
+
+def _compacted(policy: Policy) -> Policy:
+    # A policy that does not collect has no values of collections.
+    policy = replace(policy, retention_s=None, percent_max=None, without_cursors=False)
+    if policy.compacts:
+        # A collection would take items that are still pending.
+        return replace(policy, cleanup=Cleanup.COMPACT)
+    return replace(
+        policy,
+        cleanup=Cleanup.COMPACT,
+        compacted_fragment_bytes=_FRAGMENT_BYTES,
+        delete_retention_s=_DELETE_RETENTION_S,
+        receipt_retention_s=_RECEIPT_RETENTION_S,
+    )

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, integer, optional
 from wal3_core.errors import CorruptError
 from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import QUEUE_CURSOR, check_log_name
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.queue.answering import fitting, peeked
-from wal3_core.views.queue.held_items import US_PER_MS
+from wal3_core.views.queue.answering import Values, fitting, peeked
 from wal3_core.views.queue.items import positive
-from wal3_core.views.queue.loading import CURSOR, QueueLoader, expecting_a_queue
-from wal3_core.views.queue.values import Values
+from wal3_core.views.queue.loading import QueueLoader, expecting_a_queue
+from wal3_core.views.queue.queue_state import US_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +32,7 @@ _CACHE_BYTES = 64 * 2**20
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
 def is_queue(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> bool:
     """Tell whether a log is a queue, by its cursor: one GET."""
-    witness = CursorStore(store, log, runtime=runtime).load(CURSOR)
+    witness = CursorStore(store, log, runtime=runtime).load(QUEUE_CURSOR)
     return witness is not None and witness.cursor.may_be_of(Owner.QUEUE)
 
 

@@ -10,8 +10,8 @@ from dagster import MetadataValue
 
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, read_queue_stats
 from wal3_core.fleet.outcomes import Refusal, try_log
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.views.queue.loading import CURSOR
 from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogCheck
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
@@ -181,4 +181,4 @@ def queues_of(states: Iterable[LogState | UnreadableLog]) -> list[LogState]:
 
 def _is_queue(state: LogState) -> bool:
     """Tell by a log's cursors whether it may be a queue; one that is being made has no record yet."""
-    return CURSOR in state.cursors and state.manifest.next.position.offset > 1
+    return QUEUE_CURSOR in state.cursors and state.manifest.next.position.offset > 1

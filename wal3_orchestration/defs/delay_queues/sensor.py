@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetObservation, Definitions, SensorEvaluationContext, SensorResult
 
+from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.views.queue.loading import CURSOR
 from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs.delay_queues.assets import DELAY_QUEUE, JOB
 from wal3_orchestration.defs.delay_queues.looks import LOOKS_AT_ONCE, QueueLook, queues_of, read_queues
@@ -98,7 +98,7 @@ def _read(store: ObjectStore, queues: Sequence[LogState], limits: CollectionReso
 def _is_large(state: LogState, limits: CollectionResource) -> bool:
     """Tell whether a look reads too much for a tick: the records after the checkpoint, and what is in it."""
     manifest = state.manifest
-    after = manifest.next.position.offset - state.cursors[CURSOR].position.offset
+    after = manifest.next.position.offset - state.cursors[QUEUE_CURSOR].position.offset
     return after + manifest.num_records // _INDEXED_PER_RECORD > limits.queue_records_max
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.log.collect.planner import ONLY_COMPACTED
-from wal3_core.model.paths import DIRTY
-from wal3_core.views.queue.loading import CURSOR as QUEUE_CURSOR
+from wal3_core.model.paths import DIRTY, QUEUE_CURSOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

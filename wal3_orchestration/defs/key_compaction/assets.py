@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster import Definitions, MetadataValue
 
-from wal3_core.compaction.choice import choose
+from wal3_core.compaction.reports import choose
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark import SparkEngine

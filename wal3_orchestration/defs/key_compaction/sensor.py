@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster import Definitions, SensorEvaluationContext, SensorResult
 
-from wal3_core.compaction.choice import choose, may_be_due
+from wal3_core.compaction.reports import choose, may_be_due
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs.key_compaction.assets import JOB

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
-from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
 from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.model.paths import pass_path
