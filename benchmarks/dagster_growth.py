@@ -104,11 +104,11 @@ def link(source: Path, target: Path) -> None:
 
 def sensors() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the sensors that ask the store, each with its tick."""
-    from wal3_orchestration.defs.delay_queues.sensor import DELAY_QUEUES  # noqa: PLC0415 - see measure
-    from wal3_orchestration.defs.dirty_logs.sensor import DIRTY_LOGS  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.delay_queues.sensors import DELAY_QUEUES  # noqa: PLC0415 - see measure
+    from wal3_orchestration.defs.dirty_logs.sensors import DIRTY_LOGS  # noqa: PLC0415 - see above
     from wal3_orchestration.defs.discovery import DISCOVERY  # noqa: PLC0415 - see above
     from wal3_orchestration.defs.garbage_collection.sensors import SENSORS  # noqa: PLC0415 - see above
-    from wal3_orchestration.defs.key_compaction.sensor import DUE  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.key_compaction.sensors import DUE  # noqa: PLC0415 - see above
     from wal3_orchestration.defs.snapshot_compaction import LOPSIDED  # noqa: PLC0415 - see above
 
     for each in (DISCOVERY, *SENSORS, DELAY_QUEUES, LOPSIDED, DUE, DIRTY_LOGS):
@@ -139,8 +139,8 @@ def evaluated(folder: Path) -> dict[str, Any]:
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.deployment.files import settings  # noqa: PLC0415 - see above
-    from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
+    from wal3_orchestration.deployment import settings  # noqa: PLC0415 - see above
+    from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
 
     found: dict[str, Any] = {}
     home = home_of(folder)
@@ -172,7 +172,7 @@ def repeated(folder: Path, name: str, ticks: int) -> dict[str, float]:
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
+    from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
 
     tick, resident_mib = dict(sensors())[name], {}
     with DagsterInstance.from_config(str(home_of(folder))) as instance:

@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         # The code location reads the environment when it is loaded.
-        from wal3_orchestration.deployment.files import settings  # noqa: PLC0415 - see above
+        from wal3_orchestration.deployment import settings  # noqa: PLC0415 - see above
 
         self.home = folder / "home"
         if not self.home.exists():
@@ -158,9 +158,9 @@ class Bench:
 
     def roll_up(self, **limits: float) -> tuple[Sequence[RunRequest], str]:
         """Evaluate the sensor on the dirty logs, as if every marked log and every look were due."""
-        from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs  # noqa: PLC0415 - see above
+        from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs  # noqa: PLC0415 - see above
+        from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
         from wal3_orchestration.resources import RollUpResource  # noqa: PLC0415 - see above
-        from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
 
         resources = {
             "store": self.defs.resources["store"],
@@ -391,9 +391,9 @@ def day(bench: Bench, logs: int, hours: int) -> None:
 
 def rounds(bench: Bench, logs: int, hours: int, *, moving: bool) -> None:
     """Do the same as ``day`` to logs that are marked; in each hour the sensor has them maintained."""
-    from wal3_orchestration import recording  # noqa: PLC0415 - see Bench
+    from wal3_orchestration.framework import recorder  # noqa: PLC0415 - see Bench
 
-    passed_hours = recording.PASSED_S // 3600
+    passed_hours = recorder.PASSED_S // 3600
     bench.added.clear()
     with bench.measured("the whole day", part="the whole day"):
         for hour in range(hours):
@@ -406,7 +406,7 @@ def rounds(bench: Bench, logs: int, hours: int, *, moving: bool) -> None:
             bench.discover(f"hour {hour}")
             with bench.measured(f"hour {hour}: round", part="rounds"):
                 # As if the hours took their time: checks that pass are recorded again.
-                recording.PASSED_S = 0 if hour % passed_hours == 0 else 24 * 3600
+                recorder.PASSED_S = 0 if hour % passed_hours == 0 else 24 * 3600
                 # The second tick finishes the round. In a real hour, the dirty log is not quiet for long enough.
                 for _ in range(2):
                     asked, _ = bench.roll_up(quiet_s=24 * 3600.0)

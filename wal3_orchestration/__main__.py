@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from wal3_core import InvalidRequestError, StoreDeniedError, open_store
-from wal3_orchestration.deployment.databases import create_databases
-from wal3_orchestration.deployment.files import Deployment, write
+from wal3_orchestration.deployment import Deployment, create_databases, write
 
 
 @click.group()

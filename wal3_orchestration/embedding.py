@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dagster import Definitions
 from dagster_aws.s3 import S3Resource
 
 from wal3_core import InvalidRequestError
-from wal3_orchestration import alerts
-from wal3_orchestration.defs import (
-    acceptance,
-    discovery,
-    lost_runs,
-    maintenance,
-    manifests,
-    snapshot_compaction,
-    verification,
-)
-from wal3_orchestration.defs.delay_queues import assets as delay_queues
-from wal3_orchestration.defs.delay_queues import sensor as delay_queues_sensor
-from wal3_orchestration.defs.dirty_logs import assets as dirty_logs
-from wal3_orchestration.defs.dirty_logs import sensor as dirty_logs_sensor
-from wal3_orchestration.defs.garbage_collection import assets as garbage
-from wal3_orchestration.defs.garbage_collection import orphans
-from wal3_orchestration.defs.garbage_collection import sensors as garbage_sensors
-from wal3_orchestration.defs.key_compaction import assets as key_compaction
-from wal3_orchestration.defs.key_compaction import sensor as key_compaction_sensor
+from wal3_orchestration import defs
+from wal3_orchestration.framework.scope import OWNERS, RUNBOOK, Scope
 from wal3_orchestration.resources import (
     CollectionResource,
     RollUpResource,
@@ -36,7 +21,6 @@ from wal3_orchestration.resources import (
     spark_resource,
     without_password,
 )
-from wal3_orchestration.scope import OWNERS, RUNBOOK, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,25 +30,6 @@ if TYPE_CHECKING:
 OWNERS_VARIABLE = "WAL3_OWNERS"
 RUNBOOK_VARIABLE = "WAL3_RUNBOOK"
 _NAME = re.compile("[A-Za-z][A-Za-z0-9_]*|")
-_WORKFLOWS = (
-    manifests,
-    discovery,
-    dirty_logs,
-    dirty_logs_sensor,
-    maintenance,
-    verification,
-    snapshot_compaction,
-    key_compaction,
-    key_compaction_sensor,
-    garbage,
-    garbage_sensors,
-    orphans,
-    delay_queues,
-    delay_queues_sensor,
-    acceptance,
-    lost_runs,
-    alerts,
-)
 
 
 def wal3_definitions(  # noqa: PLR0913 - one for each resource
@@ -107,7 +72,10 @@ def wal3_definitions(  # noqa: PLR0913 - one for each resource
         scope.named("collection"): collection or CollectionResource(),
         scope.named("rollup"): rollup or RollUpResource(),
     }
-    return Definitions.merge(Definitions(resources=resources), *(workflow.workflow(scope) for workflow in _WORKFLOWS))
+    workflows = [
+        import_module(f"{defs.__name__}.{module.name}").workflow for module in pkgutil.iter_modules(defs.__path__)
+    ]
+    return Definitions.merge(Definitions(resources=resources), *(workflow.build(scope) for workflow in workflows))
 
 
 def _owners() -> tuple[str, ...]:

@@ -10,7 +10,10 @@ WAL3_DIRTY_AGE_S   seconds from a log's oldest mark in a dirty log to its mainte
 import json
 import math
 import os
+import re
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -28,13 +31,17 @@ from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
 from wal3_core.storage.store_urls import options_of_url, split_store_url
-from wal3_orchestration.java import java_problem
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"
 CONF_VARIABLE = "WAL3_SPARK_CONF"
 INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
 AGE_VARIABLE = "WAL3_DIRTY_AGE_S"
+JAVA_MIN = 17
+_INSTALL = (
+    f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (Debian, Ubuntu),"
+    " dnf install java-17-openjdk-headless (Fedora), brew install openjdk@17 (macOS), or set JAVA_HOME to where it is"
+)
 # Servers that append once in this age mark their dirty log again before it is collected by itself.
 _QUIET_AGES = 3
 _WHEN = (
@@ -141,6 +148,21 @@ def spark_session(spark: LazyPySparkResource) -> SparkSession:
         message = f"Spark did not start: {problem}. {_WHEN}"
         raise InvalidRequestError(message) from error
     return session
+
+
+def java_problem() -> str | None:
+    """Say what is wrong with the machine's Java; None when it is fine."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else "java"
+    try:
+        printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 - the user's Java, as Spark itself will run it
+    except OSError:
+        return f"{program}: expected Java, found none. {_INSTALL}"
+    found = re.search(r'version "(?:1\.)?(\d+)', printed)
+    if found is None or int(found[1]) < JAVA_MIN:
+        version = printed.splitlines()[0] if printed else "nothing"
+        return f"{program}: expected Java {JAVA_MIN} or newer, found {version}. {_INSTALL}"
+    return None
 
 
 class CollectionResource(ConfigurableResource["CollectionResource"]):

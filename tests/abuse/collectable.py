@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dagster import RunRequest
 
 from wal3_core import CursorStore, LogPosition
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

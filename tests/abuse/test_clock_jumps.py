@@ -15,11 +15,10 @@ from tests.orchestration.dirty import AT_ONCE, Sensor, waiting
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime
-from wal3_orchestration import pace as pace_module
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework import triggers
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 from wal3_orchestration.resources import CollectionResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +66,8 @@ def test_round_over_many_logs_does_not_wait_for_a_time_that_the_clock_has_left(
     write: Write, tick: Tick, jump: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
     """A round that began when the clock was ahead is no reason to wait until that time has come."""
-    monkeypatch.setattr(pace_module, "QUICK_LOGS_MAX", 0)
-    monkeypatch.setattr(pace_module, "PERIOD_S_PER_LOG", HOUR_S)
+    monkeypatch.setattr(triggers, "QUICK_LOGS_MAX", 0)
+    monkeypatch.setattr(triggers, "PERIOD_S_PER_LOG", HOUR_S)
     write("alpha")
     before = tick()
     assert "not due yet" in str(tick(before).skip_reason)

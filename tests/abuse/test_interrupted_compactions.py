@@ -16,7 +16,7 @@ from tests.stores import life_store
 from wal3_core import LogReader, scrub
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.collect.deleter import Deleter
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from dagster import RunRequest
 from tests.orchestration.checked import asked, found_bad, recorded_by
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write

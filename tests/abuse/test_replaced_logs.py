@@ -33,14 +33,19 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
-from wal3_orchestration.defs.garbage_collection.work import delete_log, mark_orphans, orphans_of, prune_log
+from wal3_orchestration.defs.garbage_collection.assets import (
+    COLLECTION,
+    DELETION,
+    delete_log,
+    mark_orphans,
+    orphans_of,
+    prune_log,
+)
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
-from wal3_orchestration.defs.key_compaction.work import install_log, merge_log
-from wal3_orchestration.outcomes import HERE, Outcome, latest, value_of
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.defs.key_compaction.assets import install_log, merge_log
+from wal3_orchestration.framework.recorder import HERE, LogResult, latest, value_of
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 from wal3_orchestration.resources import CollectionResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,40 +157,40 @@ def test_range_of_partitions_leaves_out_removed_ones_and_fails_for_those_only_go
 # ---------------------------------------------------------------------- at each request of a step
 
 
-def _prune(store: ObjectStore, plan: Plan) -> Outcome:
+def _prune(store: ObjectStore, plan: Plan) -> LogResult:
     return prune_log(store, LOG, plan, AT_ONCE)
 
 
-def _delete(store: ObjectStore, plan: Plan) -> Outcome:
+def _delete(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return delete_log(store, LOG, AT_ONCE, objects_max=1_000, keep=lambda _: None).outcome
+    return delete_log(store, LOG, AT_ONCE, objects_max=1_000, keep=lambda _: None).result
 
 
-def _mark(store: ObjectStore, plan: Plan) -> Outcome:
+def _mark(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
     return mark_orphans(store, orphans_of(store, LOG, AT_ONCE), AT_ONCE)
 
 
-def _survey(store: ObjectStore, plan: Plan) -> Outcome:
+def _survey(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
     found = survey_log(store, LOG, AT_ONCE)
     # The new log has no cursor.
-    return Outcome(log=LOG, refusal=None if found.unclaimed else found.refusal)
+    return LogResult(log=LOG, refusal=None if found.unclaimed else found.refusal)
 
 
-def _merge(store: ObjectStore, plan: Plan) -> Outcome:
+def _merge(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return merge_log(store, LOG, CollectionResource(), None, HERE).outcome
+    return merge_log(store, LOG, CollectionResource(), None, HERE).result
 
 
-def _install(store: ObjectStore, plan: Plan) -> Outcome:
+def _install(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return install_log(store, LOG, "", CollectionResource(), always=True).outcome
+    return install_log(store, LOG, "", CollectionResource(), always=True).result
 
 
 @pytest.mark.parametrize("step", [_prune, _delete, _mark, _survey, _merge, _install])
 def test_log_replaced_at_any_request_of_a_step_fails_it_not_and_loses_nothing(
-    memory_store: MemoryStore, step: Callable[[ObjectStore, Plan], Outcome]
+    memory_store: MemoryStore, step: Callable[[ObjectStore, Plan], LogResult]
 ) -> None:
     place = 1
     while _replaced_at(memory_store, place, step):
@@ -194,7 +199,7 @@ def test_log_replaced_at_any_request_of_a_step_fails_it_not_and_loses_nothing(
     assert place > 2
 
 
-def _replaced_at(memory_store: MemoryStore, place: int, step: Callable[[ObjectStore, Plan], Outcome]) -> bool:
+def _replaced_at(memory_store: MemoryStore, place: int, step: Callable[[ObjectStore, Plan], LogResult]) -> bool:
     """Do a step of a log that is replaced just before its request number ``place``; return whether it got there."""
     if place > 1:
         destroy(memory_store, LOG, also_pinned=True)

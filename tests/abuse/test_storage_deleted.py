@@ -18,8 +18,8 @@ from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.deployment.files import settings
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
+from wal3_orchestration.deployment import settings
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,16 +15,15 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_orchestration.defs.delay_queues.sensor import observe_queues
-from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs
+from wal3_orchestration.defs.delay_queues.sensors import observe_queues
+from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
-from wal3_orchestration.defs.key_compaction.sensor import find_due
+from wal3_orchestration.defs.key_compaction.sensors import find_due
 from wal3_orchestration.defs.lost_runs import fail_lost_runs
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from tests.orchestration.daemons import running_daemon
 from tests.processes.fault_proxy import fault_proxy
 from tests.s3_server import new_s3_url
 from wal3_core import LogWriter, open_store
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

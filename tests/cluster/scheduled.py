@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from tests.orchestration.conftest import SILENT
 from tests.orchestration.dirty import AT_ONCE, Sensor
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_orchestration.deployment.files import Deployment, write
+from wal3_orchestration.deployment import Deployment, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

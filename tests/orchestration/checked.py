@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey
 
-from wal3_orchestration.outcomes import run_of
+from wal3_orchestration.framework.recorder import run_of
 
 if TYPE_CHECKING:
     from dagster import AssetCheckEvaluation, DagsterInstance, ExecuteInProcessResult, RunRequest, SensorResult

@@ -26,10 +26,9 @@ os.environ.setdefault("WAL3_SPARK_MASTER", "local[2, 3]")
 
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discover
-from wal3_orchestration.deployment.files import settings
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.deployment import settings
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 from wal3_orchestration.resources import StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from wal3_core import LogReader
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs
+from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
+from wal3_orchestration.framework.scope import Scope
 from wal3_orchestration.resources import RollUpResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult, RunRequest

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from tests.orchestration.tuned import tune
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs import discovery
-from wal3_orchestration.defs.dirty_logs import sensor
 
 __all__ = ["defs"]
 
-discovery.DISCOVERY = replace(discovery.DISCOVERY, running=False)
-sensor.DIRTY_LOGS = replace(sensor.DIRTY_LOGS, period_s=1, running=True)
+tune("discovery", running=False)
+tune("dirty_logs", period_s=1, running=True)

@@ -22,7 +22,7 @@ from tests.orchestration.conftest import make_home
 from tests.orchestration.gated_location import execute
 from tests.orchestration.phased_store import GATES_VARIABLE
 from wal3_core import open_store
-from wal3_orchestration.partitions import run_request
+from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

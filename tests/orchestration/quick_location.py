@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from wal3_orchestration import alerts
+from tests.orchestration.tuned import tune
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs import discovery
+from wal3_orchestration.defs import alerts
 
 __all__ = ["defs"]
 
-discovery.DISCOVERY = replace(discovery.DISCOVERY, period_s=1)
+tune("discovery", period_s=1)
 alerts.PERIOD_S = 1

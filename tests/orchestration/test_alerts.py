@@ -11,10 +11,9 @@ from dagster import DagsterEventType, SkipReason, build_run_status_sensor_contex
 from tests.orchestration.webhook import Webhook
 from tests.stores import life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, UnavailableError
-from wal3_orchestration import alerts
-from wal3_orchestration.alerts import ALERT_VARIABLE, TRIES_MAX, alert, post
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.defs import alerts
+from wal3_orchestration.defs.alerts import ALERT_VARIABLE, TRIES_MAX, alert, post
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

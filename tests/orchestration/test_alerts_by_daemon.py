@@ -12,7 +12,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from tests.orchestration.daemons import eventually, running_daemon
 from tests.orchestration.webhook import Webhook
-from wal3_orchestration.alerts import ALERT_VARIABLE
+from wal3_orchestration.defs.alerts import ALERT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

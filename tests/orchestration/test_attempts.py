@@ -10,10 +10,10 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from tests.orchestration.checked import asked, keys
 from wal3_core.runtime import shared_runtime
-from wal3_orchestration import attempts
-from wal3_orchestration.attempts import AGAIN_S_MAX, AGAIN_S_MIN, ASKED_TAG, next_attempts
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import LOG_TAG, RUN_KEY_TAG
+from wal3_orchestration.framework import triggers
+from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG
+from wal3_orchestration.framework.triggers import AGAIN_S_MAX, AGAIN_S_MIN, ASKED_TAG, next_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def _next(instance: DagsterInstance) -> list[str | None]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "AGAIN_S_MIN", 0)
+    monkeypatch.setattr(triggers, "AGAIN_S_MIN", 0)
 
 
 @pytest.mark.parametrize("end", [DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED])
@@ -112,7 +112,7 @@ def _keyed(key: str) -> RunRequest:
 def test_each_attempt_waits_longer_and_a_day_at_most(memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     def set_clock(ahead_s: float) -> None:
         at_us = shared_runtime().now_us() + int(ahead_s * 10**6)
-        monkeypatch.setattr(attempts, "shared_runtime", lambda: _Clock(at_us))
+        monkeypatch.setattr(triggers, "shared_runtime", lambda: _Clock(at_us))
 
     def is_due(ahead_s: float) -> bool:
         set_clock(ahead_s)
@@ -135,7 +135,7 @@ def test_attempt_is_due_at_once_when_the_clock_was_set_back(
     assert _next(memory) == []
 
     back = shared_runtime().now_us() - 3600 * 10**6
-    monkeypatch.setattr(attempts, "shared_runtime", lambda: _Clock(back))
+    monkeypatch.setattr(triggers, "shared_runtime", lambda: _Clock(back))
 
     assert _next(memory) == [f"{REQUEST.run_key}/attempt 2"]
 

@@ -16,13 +16,11 @@ from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify import plan_log
-from wal3_orchestration.defs.garbage_collection.due import find_due
-from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
-from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
-from wal3_orchestration.outcomes import latest
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
+from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
+from wal3_orchestration.framework.recorder import latest
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.store import LogState, UnreadableLog, read_states
 from wal3_orchestration.resources import CollectionResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration import building
+    from wal3_orchestration.framework import triggers
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})
 AT_ONCE = CollectorOptions(interval_s=0)
@@ -50,7 +48,7 @@ def _prune(store: ObjectStore, log: str, offset: int) -> None:
     assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Marked)
 
 
-def _evaluate(instance: DagsterInstance, sensor: building.Tick, **resources: object) -> list[RunRequest]:
+def _evaluate(instance: DagsterInstance, sensor: triggers.Tick, **resources: object) -> list[RunRequest]:
     with build_sensor_context(instance, resources=resources) as context:
         result = sensor(Scope(), context)
     assert isinstance(result, SensorResult)

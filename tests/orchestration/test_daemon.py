@@ -8,7 +8,7 @@ from dagster import AssetKey, DagsterRunStatus
 from tests.orchestration.daemons import eventually, running_daemon
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

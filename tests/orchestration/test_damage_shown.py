@@ -16,7 +16,7 @@ from tests.spec.logs import manifest_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogWriter, WriterOptions
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from conftest import Run

@@ -11,7 +11,7 @@ from dagster import DagsterRun, Definitions
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import run_request
+from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from dagster import AssetSpec, DagsterInstance

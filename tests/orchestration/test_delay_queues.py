@@ -17,12 +17,10 @@ from tests.orchestration.test_key_compaction import metadata_of
 from tests.orchestration.test_key_compaction_chosen import tick
 from tests.stores import life_store
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, QueueStats, open_store
-from wal3_orchestration.defs.delay_queues.assets import JOB
-from wal3_orchestration.defs.delay_queues.looks import QueueLook
-from wal3_orchestration.defs.delay_queues.sensor import observe_queues
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.defs.delay_queues.assets import JOB, QueueProbe
+from wal3_orchestration.defs.delay_queues.sensors import observe_queues
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +70,7 @@ class Sensor:
 @pytest.fixture(autouse=True)
 def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test see the end of the time in which a queue is judged once."""
-    for name in ("looks.JUDGED_S", "looks.FAILED_S", "sensor.LARGE_S"):
+    for name in ("assets.JUDGED_S", "assets.FAILED_S", "sensors.LARGE_S"):
         monkeypatch.setattr(f"wal3_orchestration.defs.delay_queues.{name}", 10**9)
 
 
@@ -241,7 +239,7 @@ def test_queue_is_judged_again_once_a_day_and_every_six_hours_while_a_check_fail
     )
 
     states = [
-        {QueueLook(log="a", now_us=now_us, stats=stats).state(CollectionResource()) for now_us in hours_us}
+        {QueueProbe(log="a", now_us=now_us, stats=stats).state(CollectionResource()) for now_us in hours_us}
         for stats in (empty, replace(empty, dead=1))
     ]
 
@@ -279,7 +277,7 @@ def test_queue_that_is_too_large_for_a_tick_is_read_by_a_run_an_hour(
 def test_tick_that_is_out_of_time_goes_on_with_the_next_one(
     fleet: ObjectStore, instance: DagsterInstance, sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_orchestration.defs.delay_queues.sensor.TICK_S", -1.0)
+    monkeypatch.setattr("wal3_orchestration.defs.delay_queues.sensors.TICK_S", -1.0)
     names = [f"queues/{number}" for number in range(6)]
     for log in names:
         DelayQueue.create(fleet, log)

@@ -9,7 +9,7 @@ from dagster import AssetCheckKey, AssetKey, DagsterInstance, RunsFilter
 
 from tests.orchestration.daemons import eventually, running_daemon
 from wal3_core import DelayQueue
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
 from wal3_orchestration.demo.__main__ import BUSY, PARTS, Places, parts, show
 from wal3_orchestration.demo.runs import Collected, Finding, Packed
-from wal3_orchestration.log_state import read_states
+from wal3_orchestration.framework.store import read_states
 
 ROOT = Path(__file__).parent.parent.parent
 

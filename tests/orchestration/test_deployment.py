@@ -20,7 +20,7 @@ from dagster import DagsterInstance
 
 from wal3_core import InvalidRequestError
 from wal3_orchestration.__main__ import main
-from wal3_orchestration.deployment.files import Deployment, quoted, settings
+from wal3_orchestration.deployment import Deployment, quoted, settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

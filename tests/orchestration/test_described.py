@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs import verification
-from wal3_orchestration.defs.delay_queues.looks import CHECKS as QUEUE_CHECKS
-from wal3_orchestration.defs.dirty_logs import report as dirty_logs
-from wal3_orchestration.defs.garbage_collection import assets as garbage
-from wal3_orchestration.defs.garbage_collection import orphans
-from wal3_orchestration.defs.key_compaction import assets as key_compaction
-from wal3_orchestration.runbook import Section
-from wal3_orchestration.scope import OWNERS
-
-if TYPE_CHECKING:
-    from wal3_orchestration.building import LogCheck
+from wal3_orchestration.framework.checks import checks_of
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.scope import OWNERS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -61,15 +52,11 @@ def test_every_definition_names_its_store_and_owners(monkeypatch: pytest.MonkeyP
 
 
 def test_every_check_has_a_section_of_the_runbook_and_a_command() -> None:
-    built: list[LogCheck] = [
-        *verification.VERIFICATION.checks,
-        *orphans.MARKED.checks,
-        *dirty_logs.CHECKS,
-        *QUEUE_CHECKS,
-        *(check for each in (*garbage.ASSETS, *key_compaction.ASSETS) for check in each.checks),
-    ]
     repository = defs().get_repository_def()
     keys = {key for each in repository.assets_defs_by_key.values() for key in each.check_keys}
+    assets = {key.asset_key.to_user_string() for key in keys}
+
+    built = [check for asset in assets for check in checks_of(asset)]
 
     assert {(check.asset, check.name) for check in built} == {
         (key.asset_key.to_user_string(), key.name) for key in keys

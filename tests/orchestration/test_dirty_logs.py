@@ -17,12 +17,11 @@ from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
 from wal3_core.spark.rollup import plan_rollups
-from wal3_orchestration.defs.dirty_logs import assets, looks
-from wal3_orchestration.defs.dirty_logs import sensor as sensor_module
-from wal3_orchestration.jobs import RUNS_OF_ONE_LOG_MAX
-from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.defs.dirty_logs import assets, probe
+from wal3_orchestration.defs.dirty_logs import sensors as sensor_module
+from wal3_orchestration.defs.dirty_logs.rounds import Round, RoundKind, Rounds
+from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -283,14 +282,14 @@ def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later(
 def test_what_is_in_an_unknown_form_is_ignored(sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance) -> None:
     append(fleet, "alpha")
     rounds = Rounds(Scope(), instance)
-    for kept in Kept:
+    for kept in RoundKind:
         instance.daemon_cursor_storage.set_cursor_values({f"wal3/rollup//{kept}": '{"plans": [{}]}'})
     sensor.cursor = "[1]"
 
     sensor.tick()
     sensor.tick()
 
-    assert rounds.load(Kept.ASKED) is None
+    assert rounds.load(RoundKind.ASKED) is None
     assert sensor.collected() == ["alpha"]
     assert waiting(fleet) == {}
 
@@ -337,7 +336,7 @@ def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(
         on_spark.append(len(found))
         return found
 
-    monkeypatch.setattr(looks, "plan_rollups", planned)
+    monkeypatch.setattr(probe, "plan_rollups", planned)
     sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 2, "run_markers_max": 5, **settings}
     sensor.cursor = None
     append(fleet, "alpha")
@@ -369,7 +368,7 @@ def test_run_keeps_no_more_plans_than_a_tick_can_load_and_the_others_come_next(
         append(fleet, *some, server=server)
     kept: list[int] = []
 
-    def save(rounds: Rounds, which: Kept, found: Round | None, _save: Callable[..., None] = Rounds.save) -> None:
+    def save(rounds: Rounds, which: RoundKind, found: Round | None, _save: Callable[..., None] = Rounds.save) -> None:
         if found is not None:
             kept.append(sum(len(plan.logs) for plan in found.plans))
         _save(rounds, which, found)

@@ -10,7 +10,7 @@ from dagster import DagsterInstance, RunsFilter
 from tests.orchestration.daemons import eventually, running_daemon
 from tests.orchestration.dirty import waiting
 from wal3_core import Fleet, FleetOptions
-from wal3_orchestration.partitions import LOG_TAG, LOGS_NAME
+from wal3_orchestration.framework.scope import LOG_TAG, LOGS_NAME
 from wal3_orchestration.resources import AGE_VARIABLE
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.fleet.identity import store_identity
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.assets import JOB
-from wal3_orchestration.defs.dirty_logs.pressed import Pressed
-from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.defs.dirty_logs.probe import Pressed
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore

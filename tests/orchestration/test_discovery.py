@@ -15,8 +15,8 @@ from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.log_state import UnreadableLog, read_states
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME
+from wal3_orchestration.framework.store import UnreadableLog, read_states
 
 if TYPE_CHECKING:
     from conftest import Tick, Write

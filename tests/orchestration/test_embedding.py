@@ -20,8 +20,8 @@ from dagster_aws.s3 import S3Resource
 from wal3_core import InvalidRequestError, LogWriter, open_store
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.embedding import wal3_definitions
+from wal3_orchestration.framework.scope import Scope
 from wal3_orchestration.resources import StoreResource, without_password
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from pathlib import Path

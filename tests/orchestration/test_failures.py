@@ -4,7 +4,7 @@ from pyspark.errors import PySparkException
 
 from wal3_core import CorruptError, InvalidRequestError, LogError, StoreDeniedError, UnavailableError
 from wal3_core.fleet.outcomes import Refusal
-from wal3_orchestration.failures import RETRIES, Failures, retried_only_when_unavailable
+from wal3_orchestration.framework.step import RETRIES, Failures, retried_only_when_unavailable
 
 AT_ONCE = RETRIES._replace(delay=0)
 

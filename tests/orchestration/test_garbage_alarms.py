@@ -15,8 +15,14 @@ from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, sur
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.defs.garbage_collection.alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
-from wal3_orchestration.partitions import run_request
+from wal3_orchestration.defs.garbage_collection.checks import (
+    PlannedLog,
+    collected_in_time,
+    cursors_move,
+    few_orphans,
+    little_garbage,
+)
+from wal3_orchestration.framework.scope import run_request
 from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:
@@ -41,10 +47,10 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
     CursorStore(memory_store, "a").init("reader", LogPosition(3, 0))
     survey = survey_log(memory_store, "a", CollectorOptions())
 
-    warning = too_much_garbage(survey, CollectionResource(fraction_alarm=fraction_alarm))
+    warning = little_garbage.judge(PlannedLog(survey=survey), CollectionResource(fraction_alarm=fraction_alarm))
 
     assert (warning is not None) is sounds
-    assert too_much_garbage(QUIET, LIMITS) is None
+    assert little_garbage.judge(PlannedLog(survey=QUIET), LIMITS) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
     ],
 )
 def test_alarm_for_old_garbage_and_old_announcements(standing: GarbageDocumentStatus, warning: str | None) -> None:
-    found = overdue(replace(QUIET, documents=(standing,)), LIMITS)
+    found = collected_in_time.judge(PlannedLog(survey=replace(QUIET, documents=(standing,))), LIMITS)
 
     assert found is None if warning is None else found is not None and warning in " ".join(found.split())
 
@@ -75,7 +81,7 @@ def test_alarm_for_a_cursor_that_does_not_move_while_the_log_grows(
 ) -> None:
     survey = replace(QUIET, cursors=(CursorAge(name="reader", lag=lag, idle_s=idle_s),))
 
-    warning = stuck_cursors(survey, LIMITS)
+    warning = cursors_move.judge(PlannedLog(survey=survey), LIMITS)
 
     assert (warning is not None) is sounds
 
@@ -91,7 +97,9 @@ def test_cursor_of_a_queue_may_stay_at_its_checkpoint_and_others_of_the_name_not
     old = (CursorAge(name="queue", lag=5, idle_s=1001),)
 
     warnings = [
-        stuck_cursors(replace(survey_log(memory_store, log, CollectorOptions()), cursors=old), LIMITS)
+        cursors_move.judge(
+            PlannedLog(survey=replace(survey_log(memory_store, log, CollectorOptions()), cursors=old)), LIMITS
+        )
         for log in ("q", "plain")
     ]
 
@@ -129,7 +137,7 @@ def test_cursor_of_a_clock_that_was_years_ahead_is_idle_by_the_store_s_clock(
     [age] = survey_log(store, "a", CollectorOptions()).cursors
 
     assert (age.lag, round(age.idle_s / day_s)) == (12, 30)
-    assert stuck_cursors(replace(QUIET, cursors=(age,)), LIMITS) is not None
+    assert cursors_move.judge(PlannedLog(survey=replace(QUIET, cursors=(age,))), LIMITS) is not None
 
 
 def test_subscription_that_pins_nothing_is_not_behind(memory_store: ObjectStore) -> None:
@@ -160,7 +168,7 @@ def test_alarm_for_many_orphans_and_for_rising_orphans(
     counts: list[int],
     sounds: bool,  # noqa: FBT001 - the table's column
 ) -> None:
-    assert (many_orphans(counts, CollectionResource()) is not None) is sounds
+    assert (few_orphans.judge(counts, CollectionResource()) is not None) is sounds
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from conftest import Run, Write

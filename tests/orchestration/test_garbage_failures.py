@@ -15,9 +15,8 @@ from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scr
 from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.defs.garbage_collection import assets
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
-from wal3_orchestration.outcomes import latest, run_of, value_of
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework.recorder import latest, run_of, value_of
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.defs.garbage_collection.work import Due
-    from wal3_orchestration.outcomes import Outcome
+    from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
+    from wal3_orchestration.framework.recorder import LogResult
 
 SCOPE = Scope()
 DELETED = SCOPE.key("deleted_garbage")
@@ -106,8 +105,8 @@ def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_continue
         options: CollectorOptions,
         *,
         objects_max: int,
-        keep: Callable[[str], Outcome | None],
-    ) -> Due:
+        keep: Callable[[str], LogResult | None],
+    ) -> DueGarbage:
         if log == known[1]:
             raise _Killed
         return delete(store, log, options, objects_max=objects_max, keep=keep)

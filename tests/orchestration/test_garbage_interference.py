@@ -27,7 +27,7 @@ from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOpti
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

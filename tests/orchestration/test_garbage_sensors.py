@@ -14,11 +14,9 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.defs.garbage_collection.due import find_due
-from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
-from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
+from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, Scope, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -186,7 +184,7 @@ def test_remaining_garbage_is_requested_again_an_interval_later(
 
     (now,), _ = find_due(fleet, known, options)
     # A clock that is an hour ahead.
-    monkeypatch.setattr("wal3_orchestration.defs.garbage_collection.due.US_PER_S", 1)
+    monkeypatch.setattr("wal3_orchestration.defs.garbage_collection.sensors.US_PER_S", 1)
     (later,), _ = find_due(fleet, known, options)
 
     assert now.documents[0][:2] == later.documents[0][:2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance
 
-from wal3_orchestration.deployment.files import settings
+from wal3_orchestration.deployment import settings
 
 CHECKOUT = Path(__file__).parent.parent.parent
 

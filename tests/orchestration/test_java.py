@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_orchestration.java import java_problem
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.framework.scope import LOGS_NAME
+from wal3_orchestration.resources import java_problem
 
 if TYPE_CHECKING:
     from conftest import Write
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 SWEEP = """
 from dagster import DagsterInstance
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import LOGS_NAME, range_tags
+from wal3_orchestration.framework.scope import LOGS_NAME, range_tags
 with DagsterInstance.get() as instance:
     logs = instance.get_dynamic_partitions(LOGS_NAME)
     result = defs().resolve_job_def("verification_sweep").execute_in_process(

@@ -19,9 +19,8 @@ from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.key_compaction.assets import JOB
-from wal3_orchestration.outcomes import HERE, ON_SPARK
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework.recorder import HERE, ON_SPARK
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from conftest import Run

@@ -18,9 +18,8 @@ from wal3_core.errors import UnavailableError
 from wal3_core.model.pass_record import PassRecord
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
-from wal3_orchestration.outcomes import latest, value_of
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework.recorder import latest, value_of
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from conftest import Run

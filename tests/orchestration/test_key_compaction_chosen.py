@@ -13,10 +13,9 @@ from tests.orchestration.test_key_compaction import append, compact_by_key, keys
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, Message, Policy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_orchestration.defs.key_compaction.sensor import find_due
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.defs.key_compaction.sensors import find_due
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run

@@ -11,7 +11,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, build_sensor_co
 
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.lost_runs import LOST, SERVER_TAG, fail_lost_runs
-from wal3_orchestration.scope import STORE_TAG, Scope
+from wal3_orchestration.framework.scope import STORE_TAG, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,12 +13,11 @@ from dagster import DagsterInstance, Failure
 from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.paths import STORE_IDENTITY
-from wal3_orchestration import store_guard
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import ACCEPT_JOB
+from wal3_orchestration.defs.dirty_logs.rounds import Round, RoundKind, Rounds
+from wal3_orchestration.framework import store as store_module
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.store import ACCEPT_JOB
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
@@ -144,15 +143,15 @@ def test_another_store_is_looked_after_once_it_is_accepted(
         write(log)
     before = look()
     rounds = Rounds(Scope(), instance)
-    rounds.save(Kept.ASKED, Round(plans=(), collected={"dirty/of-the-store-before": 1}))
+    rounds.save(RoundKind.ASKED, Round(plans=(), collected={"dirty/of-the-store-before": 1}))
     fleet.delete(STORE_IDENTITY)
     with pytest.raises(Failure, match="wal3 store-id --create"):
         tick(before)
 
-    assert rounds.load(Kept.ASKED) is not None
+    assert rounds.load(RoundKind.ASKED) is not None
     assert _accept(instance, store_id=store_identity(fleet, create=True))
 
-    assert rounds.load(Kept.ASKED) is None
+    assert rounds.load(RoundKind.ASKED) is None
     assert tick(before).skip_reason is not None
     assert _logs(instance) == ["alpha", "beta"]
 
@@ -191,7 +190,7 @@ def test_run_waits_for_a_silent_store_as_its_url_says_a_tick_as_it_has_time(
         waits.append(retry.timeout_s)
         return store_identity(store)
 
-    monkeypatch.setattr(store_guard, "store_identity", watched)
+    monkeypatch.setattr(store_module, "store_identity", watched)
     tick()
     run("manifest_job", run_request("alpha", "alpha"))
 

@@ -13,15 +13,14 @@ from tests.stores import age_out
 from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration import recording
 from wal3_orchestration.defs.garbage_collection.assets import PLANNING
 from wal3_orchestration.defs.maintenance import MAINTENANCE, request_maintenance
 from wal3_orchestration.defs.snapshot_compaction import JOB as COMPACTION
 from wal3_orchestration.defs.verification import JOB as VERIFY
-from wal3_orchestration.jobs import RUNS_OF_ONE_LOG_MAX
-from wal3_orchestration.outcomes import HERE
-from wal3_orchestration.partitions import ROLLED_UP, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework import recorder
+from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX
+from wal3_orchestration.framework.recorder import HERE
+from wal3_orchestration.framework.scope import ROLLED_UP, Scope, run_request
 
 if TYPE_CHECKING:
     from conftest import Run, Write
@@ -151,7 +150,7 @@ def test_sweep_of_some_logs_repeats_passed_checks_after_hours_and_failed_ones(
     found = [_checks(run("", some)) for _ in range(2)]
     found.append(_checks(run("", PLANNING.request_sweep(SCOPE))))
     with monkeypatch.context() as patch:
-        patch.setattr(recording, "PASSED_S", 0)
+        patch.setattr(recorder, "PASSED_S", 0)
         found.append(_checks(run("", some)))
 
     CursorStore(fleet, "alpha").delete("reader")

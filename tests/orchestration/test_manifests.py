@@ -9,7 +9,7 @@ from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInsta
 
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from conftest import Run

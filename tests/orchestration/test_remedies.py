@@ -24,10 +24,8 @@ from wal3_core import (
     scrub,
     update_copy,
 )
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.remedies import remedy
-from wal3_orchestration.remedy_table import REMEDIES, Remedy
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework.runbook import REMEDIES, Remedy, remedy
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from conftest import Run

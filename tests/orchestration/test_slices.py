@@ -12,14 +12,14 @@ from dagster import build_op_context
 from tests.orchestration.checked import check_of, found_bad, recorded_by
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, destroy
-from wal3_orchestration import recording, work
+from wal3_orchestration.defs.discovery import JOB as LOOK
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACT
-from wal3_orchestration.defs.manifests import JOB as LOOK
 from wal3_orchestration.defs.verification import JOB as VERIFY
-from wal3_orchestration.outcomes import Outcome, Verdict
-from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework import recorder, step
+from wal3_orchestration.framework.checks import CheckResult
+from wal3_orchestration.framework.recorder import LogResult
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
@@ -34,7 +34,7 @@ SHOWN = 10
 
 @pytest.fixture
 def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "LOGS_PER_SLICE_MAX", SLICE)
+    monkeypatch.setattr(step, "LOGS_PER_SLICE_MAX", SLICE)
 
 
 @pytest.fixture
@@ -104,19 +104,19 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
 ) -> None:
     """Regression: memory grew by 3 to 6 KiB for each log of a sweep."""
     # With so few logs, each is plotted by itself at the end.
-    monkeypatch.setattr(recording, "PLOTTED_LOGS_MAX", 0)
+    monkeypatch.setattr(recorder, "PLOTTED_LOGS_MAX", 0)
     held: list[tuple[int, int]] = []
-    add = recording.Recorder.add
+    add = recorder.Recorder.add
     # Of other tests of this process.
     earlier = _found_alive()
 
     def counting(self: Any, *found: Any, **more: Any) -> None:  # noqa: ANN401 - handed on
         add(self, *found, **more)
         alive = [each for each in _found_alive() if not any(each is other for other in earlier)]
-        outcomes = sum(isinstance(each, Outcome) for each in alive)
-        held.append((outcomes, len({each.log for each in alive if isinstance(each, Verdict)})))
+        outcomes = sum(isinstance(each, LogResult) for each in alive)
+        held.append((outcomes, len({each.log for each in alive if isinstance(each, CheckResult)})))
 
-    monkeypatch.setattr(recording.Recorder, "add", counting)
+    monkeypatch.setattr(recorder.Recorder, "add", counting)
 
     assert run("", job.request_sweep(Scope())).success
 
@@ -125,16 +125,16 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
     assert max(judged for _, judged in held) <= SLICE + 1
 
 
-def _found_alive() -> list[Outcome | Verdict]:
+def _found_alive() -> list[LogResult | CheckResult]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, Outcome | Verdict)]
+    return [each for each in gc.get_objects() if isinstance(each, LogResult | CheckResult)]
 
 
 @pytest.mark.usefixtures("sliced")
 def test_slice_knows_how_many_logs_its_step_has_so_all_are_done_the_same_way() -> None:
     """Regression: with spark_logs_min above the size of a slice, Spark was never used."""
     names = [f"log-{number}" for number in range(10)]
-    whole = work.Work(scope=Scope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
+    whole = step.Step(scope=Scope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
 
     found = list(whole.slices())
 

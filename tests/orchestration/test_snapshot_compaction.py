@@ -12,9 +12,8 @@ from dagster import AssetKey, SensorResult, build_sensor_context
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.partitions import run_request
+from wal3_orchestration.framework.scope import Scope, run_request
 from wal3_orchestration.resources import StoreResource
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run

@@ -14,12 +14,10 @@ import pytest
 from tests.orchestration.checked import check_of, found_bad
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition
-from wal3_orchestration.defs.verification import SOUND
-from wal3_orchestration.log_records import KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.outcomes import Verdict
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_checks import CheckFindings, evaluate
+from wal3_orchestration.defs.verification import sound
+from wal3_orchestration.framework.checks import CheckFindings, CheckResult, evaluate
+from wal3_orchestration.framework.log_records import KnownProblem, LogRecord, LogRecords
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,10 +151,12 @@ def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) ->
 
 
 def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None:
-    found = CheckFindings(check=SOUND)
+    found = CheckFindings(check=sound)
     for number in range(2_000):
-        found.judge(Verdict(check=SOUND, log=f"log-{number:04}", problem="torn", blocking=True, details={"n": number}))
-    torn = LogRecord(problems={SOUND.name: KnownProblem(problem="torn", blocking=True)})
+        found.judge(
+            CheckResult(check=sound, log=f"log-{number:04}", problem="torn", blocking=True, details={"n": number})
+        )
+    torn = LogRecord(problems={sound.name: KnownProblem(problem="torn", blocking=True)})
     for number in range(3_000):
         found.know(f"log-{number:04}", torn if number < 2_500 else LogRecord())
 

@@ -10,22 +10,21 @@ from dagster import RunRequest
 from tests.orchestration.checked import asked, check_of, found_bad, keys, logs_of, recorded_by
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, destroy
-from wal3_orchestration import pace as pace_module
+from wal3_orchestration.defs.discovery import JOB as LOOK
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLANNING
 from wal3_orchestration.defs.maintenance import request_maintenance
-from wal3_orchestration.defs.manifests import JOB as LOOK
 from wal3_orchestration.defs.verification import JOB as VERIFY
-from wal3_orchestration.jobs import LOGS_PER_RUN_MAX
-from wal3_orchestration.pace import LOGS_PER_TICK_MAX, PERIOD_S_MAX, QUICK_LOGS_MAX, Pace
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework import triggers
+from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX
+from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.triggers import LOGS_PER_TICK_MAX, PERIOD_S_MAX, QUICK_LOGS_MAX, SensorCursor
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.jobs import LogJob
+    from wal3_orchestration.framework.assets import LogJob
 
 SCOPE = Scope()
 ALL = {job: job.request_sweep(SCOPE) for job in (LOOK, VERIFY, PLANNING, COLLECTION, DELETION)}
@@ -226,11 +225,11 @@ def test_few_logs_get_runs_of_their_own_under_their_partitions() -> None:
 
 def test_small_store_is_looked_at_by_each_tick_and_a_large_one_in_slices() -> None:
     logs = [f"log-{number:05}" for number in range(2 * LOGS_PER_TICK_MAX + 1)]
-    small = Pace().step(logs[:QUICK_LOGS_MAX])
+    small = SensorCursor().step(logs[:QUICK_LOGS_MAX])
 
     assert small[0] == logs[:QUICK_LOGS_MAX]
     assert not small[1].rests(QUICK_LOGS_MAX)
-    pace, seen = Pace(), []
+    pace, seen = SensorCursor(), []
     for _ in range(3):
         assert not pace.rests(len(logs))
         some, pace = pace.step(logs)
@@ -239,16 +238,16 @@ def test_small_store_is_looked_at_by_each_tick_and_a_large_one_in_slices() -> No
     assert max(map(len, seen)) == LOGS_PER_TICK_MAX
     assert pace.rests(len(logs))
     assert len(pace.to_cursor()) < 100
-    assert Pace.from_cursor(pace.to_cursor()) == pace
+    assert SensorCursor.from_cursor(pace.to_cursor()) == pace
 
 
 def test_large_store_is_looked_at_again_within_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, pace = Pace().step(["a"])
+    _, pace = SensorCursor().step(["a"])
     rests = pace.rests(10**6)
 
     # A clock that is more than an hour ahead.
-    begun = Pace(begun_us=pace.begun_us - PERIOD_S_MAX * 10**6)
-    monkeypatch.setattr(pace_module, "PERIOD_S_PER_LOG", 0.0)
+    begun = SensorCursor(begun_us=pace.begun_us - PERIOD_S_MAX * 10**6)
+    monkeypatch.setattr(triggers, "PERIOD_S_PER_LOG", 0.0)
 
     assert rests
     assert not begun.rests(10**6)
@@ -259,9 +258,9 @@ def test_large_store_is_looked_at_again_within_the_hour(monkeypatch: pytest.Monk
 def test_sensor_of_a_large_store_looks_at_its_logs_slice_by_slice(
     tick: Tick, look: Tick, write: Write, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstance
 ) -> None:
-    monkeypatch.setattr(pace_module, "QUICK_LOGS_MAX", 2)
-    monkeypatch.setattr(pace_module, "LOGS_PER_TICK_MAX", 2)
-    monkeypatch.setattr(pace_module, "PERIOD_S_PER_LOG", 1_000.0)
+    monkeypatch.setattr(triggers, "QUICK_LOGS_MAX", 2)
+    monkeypatch.setattr(triggers, "LOGS_PER_TICK_MAX", 2)
+    monkeypatch.setattr(triggers, "PERIOD_S_PER_LOG", 1_000.0)
     logs = [f"log-{number}" for number in range(5)]
     for log in logs:
         write(log)

@@ -18,11 +18,10 @@ from wal3_orchestration.defs import verification
 from wal3_orchestration.defs.garbage_collection import assets
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED
+from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified
 from wal3_orchestration.defs.verification import JOB as VERIFY
-from wal3_orchestration.log_records import LogRecords
-from wal3_orchestration.partitions import run_request
-from wal3_orchestration.scope import Scope
+from wal3_orchestration.framework.log_records import LogRecords
+from wal3_orchestration.framework.scope import Scope, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from wal3_core.compaction.verifying import Verification
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.defs.garbage_collection.work import Due
-    from wal3_orchestration.outcomes import Outcome
+    from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
+    from wal3_orchestration.framework.recorder import LogResult
 
-    Keep = Callable[[str], Outcome | None]
+    Keep = Callable[[str], LogResult | None]
 
 SCOPE = Scope()
 ONE, SWEEP = run_request("a", "a"), JOB.request_sweep(SCOPE)
@@ -51,7 +50,7 @@ def keyed(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
 
 def _is_bad(instance: DagsterInstance, log: str) -> bool:
     records = LogRecords(SCOPE, instance, INSTALLED).load([log])
-    return log in records and VERIFIED.name in records[log].problems
+    return log in records and compaction_verified.name in records[log].problems
 
 
 def _lost(found: Verification | None) -> Verification:
@@ -105,7 +104,7 @@ def test_run_that_verified_an_earlier_pass_does_not_replace_a_later_verdict(
     assert slow.other is not None
     assert not slow.other.success
     assert _is_bad(instance, "a")
-    assert not check_of(result, VERIFIED.name).passed
+    assert not check_of(result, compaction_verified.name).passed
     assert not deleted.success
     # A run that begins later, and finds the pass to hold, ends it.
     assert run("compaction_job", ONE).success
@@ -181,7 +180,7 @@ def test_what_a_pass_replaced_stays_if_it_is_found_bad_during_a_deletion(
     replaced, verify, delete_log = num_replaced(fleet, "b"), KeyCompactor.verify, assets.delete_log
     judged: list[bool] = []
 
-    def slow(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int, keep: Keep) -> Due:
+    def slow(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int, keep: Keep) -> DueGarbage:
         if not judged:
             with monkeypatch.context() as patch:
                 patch.setattr(KeyCompactor, "verify", lambda compactor: _lost(verify(compactor)))

@@ -24,12 +24,11 @@ from wal3_core import CursorStore, LogPosition, open_store
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.manifests import MANIFEST
-from wal3_orchestration.defs.verification import PROBLEMS_SHOWN_MAX, VERIFICATION, scrub_log, verdict
-from wal3_orchestration.outcomes import HERE, ON_SPARK
-from wal3_orchestration.partitions import range_tags, run_request
+from wal3_orchestration.defs.discovery import MANIFEST
+from wal3_orchestration.defs.verification import PROBLEMS_SHOWN_MAX, VERIFICATION, judge, scrub_log
+from wal3_orchestration.framework.recorder import HERE, ON_SPARK
+from wal3_orchestration.framework.scope import Scope, range_tags, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_resource, spark_session
-from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
@@ -183,7 +182,7 @@ def test_long_list_of_problems_is_cut_but_counted() -> None:
         log="alpha", setsum="", num_records=0, num_bytes=0, num_fragments=0, num_snapshots=0, problems=problems
     )
 
-    outcome = verdict(open_store("memory:none"), report)
+    outcome = judge(open_store("memory:none"), report)
 
     assert outcome.details["num_problems"] == PROBLEMS_SHOWN_MAX + 7
     assert len(outcome.details["problems"].value) == PROBLEMS_SHOWN_MAX

@@ -1,1 +1,1 @@
-"""One workflow per file: its assets, checks, sensor, schedule, job."""
+"""The workflows: each module, or package with assets, checks and sensors, declares one as ``workflow``."""

@@ -1,24 +1,95 @@
-"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at it.
+"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at its manifest.
 
-A slow sweep: what it looks at follows the number of logs. Of a small store, each tick looks at all logs.
+A slow sweep: what it looks at follows the number of logs. Of a small store, each tick looks at all logs. It fails when
+the store is another one, or many logs are gone, until an operator confirms by `accept_store_job` that this was meant.
 """
 
+# Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
 from dataclasses import replace
 
-from dagster import Definitions, SensorEvaluationContext, SensorResult
+from dagster import (
+    Config,
+    Definitions,
+    Failure,
+    OpExecutionContext,
+    SensorEvaluationContext,
+    SensorResult,
+    in_process_executor,
+    job,
+    op,
+)
+from pydantic import Field
 
 from wal3_core import list_logs
+from wal3_core.errors import LogNotFoundError
+from wal3_core.fleet.identity import store_identity
+from wal3_core.fleet.outcomes import Refusal
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.attempts import next_attempts, sweep_is_queued
-from wal3_orchestration.defs import manifests
-from wal3_orchestration.jobs import LOGS_PER_RUN_MAX, request_runs
-from wal3_orchestration.log_records import NOTHING, LogRecord, LogRecords
-from wal3_orchestration.log_state import read_states
-from wal3_orchestration.outcomes import fingerprint
-from wal3_orchestration.pace import QUICK_LOGS_MAX, Pace
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known, remember_first, require_few_lost
-from wal3_orchestration.triggers import LogSensor, build_sensor
+from wal3_orchestration.defs.dirty_logs.rounds import Rounds
+from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX, LogAsset, LogJob, request_runs
+from wal3_orchestration.framework.log_records import NOTHING, LogRecord, LogRecords
+from wal3_orchestration.framework.recorder import LogResult, Recorder, fingerprint
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.scope import Scope
+from wal3_orchestration.framework.step import Step
+from wal3_orchestration.framework.store import (
+    ACCEPT_JOB,
+    ACCEPT_OP,
+    LogState,
+    UnreadableLog,
+    open_known,
+    read_states,
+    remember,
+    remember_first,
+    remembered,
+    require_few_lost,
+)
+from wal3_orchestration.framework.triggers import (
+    QUICK_LOGS_MAX,
+    LogSensor,
+    SensorCursor,
+    Workflow,
+    next_attempts,
+    sweep_is_queued,
+)
+
+
+def look(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+    """Record the numbers of each log of the step."""
+    for some in step.slices():
+        seen = {state.log: _result(state.log, state) for state in read_states(store, some.logs)}
+        recorder.add([seen.get(log) or _result(log, None) for log in some.logs])
+
+
+def _result(log: str, state: LogState | UnreadableLog | None) -> LogResult:
+    if state is None:
+        gone = Refusal(kind=LogNotFoundError.__name__, message="expected a log, found none")
+        return LogResult(log=log, refusal=gone)
+    if isinstance(state, UnreadableLog):
+        # Its state counts as recorded, so that discovery asks for one run, not for one at each tick.
+        return LogResult(log=log, refusal=Refusal(kind="", message=state.message), state=state.fingerprint)
+    return LogResult(
+        log=log,
+        metadata=state.metadata(),
+        state=state.fingerprint,
+        implied=("setsum", "generation"),
+        data_version=state.data_version,
+    )
+
+
+MANIFEST = LogAsset(
+    name="manifest",
+    do=look,
+    description=(
+        "What a log holds, read from its manifest and cursors: records, bytes, fragments, snapshots, the time of the"
+        " last append, and the lag of each cursor.\n\nPlots by partition compare the logs; while there are at most 50,"
+        " plots by event follow each log over time."
+    ),
+    pool="wal3_manifest",
+    section=Section.DISCOVERY,
+)
+JOB = LogJob(name="manifest", assets=(MANIFEST,), description="Looks at the manifests and cursors of logs.")
+
 
 REASON = "discovery: the log changed"
 
@@ -28,7 +99,7 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
 
     Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
     """
-    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
+    pace, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
     if pace.rests(len(known)):
         return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
     opened = open_known(scope, context)
@@ -45,7 +116,7 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     _forget(scope, context, vanished)
     if after.under_way and len(keys) < LOGS_PER_RUN_MAX:
         after, keys = replace(after, held=tuple(keys)), {}
-    requests = next_attempts(context.instance, request_runs(scope, manifests.JOB, keys, REASON, alone_max=1))
+    requests = next_attempts(context.instance, request_runs(scope, JOB, keys, REASON, alone_max=1))
     if len(logs) <= QUICK_LOGS_MAX and sweep_is_queued(context.instance, requests):
         # Each change asks for another run. When the queue is full, one waits, and a later tick asks for the rest.
         requests = []
@@ -66,7 +137,7 @@ def _changes(scope: Scope, context: SensorEvaluationContext, store: ObjectStore,
     A repeated tick finds the same keys. The same change at another time has another key, since Dagster starts
     only one run per key, and a log may be lost, restored, and lost again.
     """
-    records = LogRecords(scope, context.instance, manifests.MANIFEST.name).load(logs)
+    records = LogRecords(scope, context.instance, MANIFEST.name).load(logs)
     states = {state.log: fingerprint(state.fingerprint) for state in read_states(store, logs)}
     return {
         log: f"{log}/{records.get(log, NOTHING).number}/{state}"
@@ -77,7 +148,7 @@ def _changes(scope: Scope, context: SensorEvaluationContext, store: ObjectStore,
 
 def _forget(scope: Scope, context: SensorEvaluationContext, vanished: list[str]) -> None:
     """Look at a log again that comes back, whatever its state is then."""
-    records = LogRecords(scope, context.instance, manifests.MANIFEST.name)
+    records = LogRecords(scope, context.instance, MANIFEST.name)
     before = records.load(vanished)
     records.save({log: LogRecord(number=record.number + 1) for log, record in before.items()})
 
@@ -85,7 +156,7 @@ def _forget(scope: Scope, context: SensorEvaluationContext, vanished: list[str])
 DISCOVERY = LogSensor(
     name="discovery",
     tick=discover,
-    jobs=(manifests.JOB,),
+    jobs=(JOB,),
     period_s=30,
     description=(
         "Adds a partition for each new log, removes those of logs that are gone, and looks at each log that changed:"
@@ -95,6 +166,59 @@ DISCOVERY = LogSensor(
 )
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the sensor."""
-    return Definitions(sensors=[build_sensor(scope, DISCOVERY)])
+_NAMED_MAX = 100
+
+
+class Accepted(Config):
+    """What the operator confirms."""
+
+    store_id: str = Field(description="What wal3 store-id prints for the intended store.")
+    vanished: int = Field(default=0, ge=0, description="How many of the known logs are no longer in it.")
+
+
+def accept(scope: Scope, context: OpExecutionContext, config: Accepted) -> None:
+    """Look after this store from now on, and forget the logs that are gone, only if both match the operator's input."""
+    opened = scope.store(context).open()
+    found = store_identity(opened)
+    if found != config.store_id:
+        message = f"store {opened.url}: expected store {config.store_id}, found {found or 'no identity'}"
+        raise Failure(message, allow_retries=False)
+    there = set(list_logs(opened))
+    vanished = [log for log in scope.known_logs(context.instance) if log not in there]
+    if len(vanished) != config.vanished:
+        message = f"store {opened.url}: expected {config.vanished} known logs to be gone, found {len(vanished)}"
+        raise Failure(f"{message}: {vanished[:_NAMED_MAX]}", allow_retries=False)
+    if remembered(scope, context.instance) != found:
+        # They name logs of the other store, and would make partitions of them.
+        Rounds(scope, context.instance).clear()
+    remember(scope, context.instance, found)
+    for log in vanished:
+        context.instance.delete_dynamic_partition(scope.logs_name, log)
+    context.log.info("store %s, %d logs forgotten: %s", found, len(vanished), vanished)
+
+
+def _acceptance(scope: Scope) -> Definitions:
+    """Return the job that accepts what discovery refused."""
+
+    @op(
+        name=scope.named(ACCEPT_OP),
+        description="Accepts the store and the loss that its configuration names, if they are what is found.",
+        required_resource_keys={scope.named("store")},
+    )
+    def accepted_store(context: OpExecutionContext, config: Accepted) -> None:
+        accept(scope, context, config)
+
+    @job(
+        name=scope.named(ACCEPT_JOB),
+        description="Accepts another store, or the loss of many logs, that discovery has refused.",
+        tags=scope.tags,
+        metadata=scope.metadata,
+        executor_def=in_process_executor,
+    )
+    def accept_store_job() -> None:
+        accepted_store()
+
+    return Definitions(jobs=[accept_store_job])
+
+
+workflow = Workflow(assets=(MANIFEST,), jobs=(JOB,), sensors=(DISCOVERY,), further=_acceptance)

@@ -11,15 +11,15 @@ import json
 import socket
 from typing import TYPE_CHECKING
 
-from dagster import DagsterRunStatus, Definitions, RunsFilter, SensorEvaluationContext, SensorResult
+from dagster import DagsterRunStatus, RunsFilter, SensorEvaluationContext, SensorResult
 
-from wal3_orchestration.scope import STORE_TAG
-from wal3_orchestration.triggers import LogSensor, build_sensor
+from wal3_orchestration.framework.scope import STORE_TAG
+from wal3_orchestration.framework.triggers import LogSensor, Workflow
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
 
-    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.framework.scope import Scope
 
 # Where Dagster's launcher says which server has the run.
 SERVER_TAG = ".dagster/grpc_info"
@@ -81,6 +81,4 @@ LOST_RUNS = LogSensor(
 )
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the sensor."""
-    return Definitions(sensors=[build_sensor(scope, LOST_RUNS)])
+workflow = Workflow(sensors=(LOST_RUNS,))

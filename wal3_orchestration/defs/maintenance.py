@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from wal3_orchestration.defs.garbage_collection.assets import PLANNED, PRUNED
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.snapshot_compaction import COMPACTED
-from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
+from wal3_orchestration.framework.assets import LogJob, request_runs
+from wal3_orchestration.framework.triggers import Workflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster import Definitions, RunRequest
+    from dagster import RunRequest
 
-    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.framework.scope import Scope
 
 # One run, because Dagster keeps some 0.2 MB for each, whatever it does. Neither half waits for the other.
 MAINTENANCE = LogJob(
@@ -39,6 +40,4 @@ def request_maintenance(
     return [*request_runs(scope, MAINTENANCE, keys, reason), *request_runs(scope, COMPACTION, compacted, reason)]
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the job."""
-    return build_jobs(scope, [MAINTENANCE])
+workflow = Workflow(jobs=(MAINTENANCE,))

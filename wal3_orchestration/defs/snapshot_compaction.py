@@ -5,60 +5,51 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from dagster import Definitions, SensorEvaluationContext, SensorResult
-
 from wal3_core.errors import LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.attempts import next_attempts
-from wal3_orchestration.building import LogAsset
-from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
-from wal3_orchestration.log_state import read_manifests
-from wal3_orchestration.outcomes import IDLE, Outcome
-from wal3_orchestration.pace import Pace
-from wal3_orchestration.recording import Recorder
-from wal3_orchestration.runbook import Section
-from wal3_orchestration.store_guard import open_known
-from wal3_orchestration.triggers import LogSchedule, LogSensor, build_schedule, build_sensor
+from wal3_orchestration.framework.assets import LogAsset, LogJob
+from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.store import read_manifests
+from wal3_orchestration.framework.triggers import (
+    LogSchedule,
+    LogSensor,
+    Workflow,
+    go_over_logs,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from dagster import SensorEvaluationContext, SensorResult
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.outcomes import Value
-    from wal3_orchestration.recording import Event
-    from wal3_orchestration.scope import Scope
-    from wal3_orchestration.work import Work
+    from wal3_orchestration.framework.checks import Value
+    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.step import Step
 
 # Repacking one log is work enough for a run.
 RUNS_OF_ONE_LOG_MAX = 16
 REASON = "the tree of snapshots is lopsided"
 
 
-def compact(work: Work) -> Iterator[Event]:
+def compact(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Compact each log of the step that needs it."""
-    recorder = Recorder(work)
-    with retried_only_when_unavailable(work.context):
-        opened = work.open()
-        for some in work.slices():
-            recorder.add([_compact(opened, log) for log in some.logs])
-        yield from recorder.finish()
-        recorder.fail(Section.SNAPSHOTS)
+    for some in step.slices():
+        recorder.add([_compact(store, log) for log in some.logs])
 
 
-def _compact(store: ObjectStore, log: str) -> Outcome:
+def _compact(store: ObjectStore, log: str) -> LogResult:
     try:
         done = SnapshotCompactor(store, log).compact()
     except LogReplacedError:
         # The name has another life since the first request: that one is repacked.
         return _compact(store, log)
     except LogError as error:
-        return Outcome(log=log, refusal=Refusal.of(error))
-    return Outcome(
+        return LogResult(log=log, refusal=Refusal.of(error))
+    return LogResult(
         log=log,
         notable=done.num_steps > 0,
         state=None if done.num_overtaken or done.after.needs_compaction else IDLE,
@@ -92,21 +83,18 @@ def _numbers(shape: Shape) -> dict[str, Value]:
 
 def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs whose tree is worth repacking."""
-    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
-    if pace.rests(len(known)):
-        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
-    logs, after = pace.step(sorted(known))
-    keys = {
-        log: _run_key(log, manifest)
-        for log, manifest in read_manifests(open_known(scope, context), logs)
-        if measure_shape(manifest, SnapshotOptions()).needs_compaction
-    }
-    asked = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
-    requests = next_attempts(context.instance, asked)
-    return SensorResult(
-        run_requests=requests,
-        skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree",
-        cursor=after.to_cursor(),
+    return go_over_logs(
+        scope,
+        context,
+        lambda store, logs: {
+            log: _run_key(log, manifest)
+            for log, manifest in read_manifests(store, logs)
+            if measure_shape(manifest, SnapshotOptions()).needs_compaction
+        },
+        job=JOB,
+        reason=REASON,
+        nothing="none with a lopsided tree",
+        alone_max=RUNS_OF_ONE_LOG_MAX,
     )
 
 
@@ -119,7 +107,7 @@ def _run_key(log: str, manifest: Manifest) -> str:
 
 COMPACTED = LogAsset(
     name="compacted_snapshots",
-    step=compact,
+    do=compact,
     description="The tree of a log's snapshots, repacked where it was lopsided: its shape, and what was written.",
     deps=("manifest", "rollup"),
     section=Section.SNAPSHOTS,
@@ -147,13 +135,4 @@ WEEKLY = LogSchedule(
 )
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the asset, its job, and the sensor and schedule that start it."""
-    return Definitions.merge(
-        build_jobs(scope, [JOB]),
-        Definitions(
-            assets=[COMPACTED.build(scope)],
-            sensors=[build_sensor(scope, LOPSIDED)],
-            schedules=[build_schedule(scope, WEEKLY)],
-        ),
-    )
+workflow = Workflow(assets=(COMPACTED,), jobs=(JOB,), sensors=(LOPSIDED,), schedules=(WEEKLY,))

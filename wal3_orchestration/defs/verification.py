@@ -6,87 +6,155 @@ takes longer to start than they take to read. Both report the same.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import Definitions, FreshnessPolicy, MetadataValue
+from dagster import FreshnessPolicy, MetadataValue
 
 from wal3_core import LogError, LogReplacedError, ScrubReport, scrub
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.log.read.scrub import Problem
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import Problem, place_of_object
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY
+from wal3_core.options import UNLIMITED
 from wal3_core.spark.verify import verify_logs
-from wal3_orchestration.at_once import at_once
-from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.damage import Damage, locate
-from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.log_state import read_manifests
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict
-from wal3_orchestration.recording import Recorder
-from wal3_orchestration.resources import spark_session
-from wal3_orchestration.runbook import Section
-from wal3_orchestration.triggers import LogSchedule, build_schedule
+from wal3_orchestration.framework.assets import LogAsset, LogJob
+from wal3_orchestration.framework.checks import log_check
+from wal3_orchestration.framework.recorder import HERE, ON_SPARK, LogResult, Recorder
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.store import map_logs, read_manifests
+from wal3_orchestration.framework.triggers import LogSchedule, Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from wal3_core.model.retried import Retried
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.recording import Event
-    from wal3_orchestration.scope import Scope
-    from wal3_orchestration.work import Work
+    from wal3_orchestration.framework.checks import CheckResult, Value
+    from wal3_orchestration.framework.step import Step
+
+Ranges = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedObject:
+    """A problem, the URL of its object, and the object's offsets: first and limit; None for what holds no records."""
+
+    problem: Problem
+    file: str
+    offsets: tuple[int, int] | None = None
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        start, limit = self.offsets or (None, None)
+        return {**self.problem.to_json(), "file": self.file, "start_offset": start, "limit_offset": limit}
+
+    @property
+    def offsets_text(self) -> str:
+        """The first and the last offset; empty when there are none."""
+        return "" if self.offsets is None else f"{self.offsets[0]} to {self.offsets[1] - 1}"
+
+    def __str__(self) -> str:
+        """Say what is wrong, where the object is unless the problem names it, and which records it holds."""
+        file = "" if self.file in self.problem.message else f"file {self.file}"
+        offsets = f"offsets {self.offsets_text}" if self.offsets else ""
+        further = ", ".join(filter(None, (file, offsets)))
+        return f"{self.problem.message} ({further})" if further else self.problem.message
+
+
+def locate(store: ObjectStore, report: ScrubReport, problems: Sequence[Problem]) -> list[DamagedObject]:
+    """Find where the objects of a report's problems are stored, and their offsets, from the log's manifest."""
+    found = try_log(partial(_ranges, store, report.log), {problem.path for problem in problems})
+    # The manifest itself may be what is damaged.
+    ranges = {} if isinstance(found, LogError) else found
+    return [
+        DamagedObject(problem=problem, file=place_of_object(store, report, problem), offsets=ranges.get(problem.path))
+        for problem in problems
+    ]
+
+
+def _ranges(store: ObjectStore, log: str, paths: set[str]) -> Ranges:
+    """Return the offsets of the objects that a manifest leads to."""
+    reader, ranges = LogReader.open(store, log), Ranges()
+    manifest = reader.manifest()
+
+    def see(pointer: Pointer, _damage: object = None) -> None:
+        if pointer.path in paths:
+            ranges[pointer.path] = (pointer.start.offset, pointer.limit.offset)
+
+    for pointer in reader.walk(manifest, None, UNLIMITED, on_damage=see):
+        see(pointer)
+    return ranges
+
 
 PROBLEMS_SHOWN_MAX = 100
 _SPOKEN_MAX = 3
 # Of a sound log. The setsum says of which content.
 _IMPLIED = ("bytes", "fragments", "snapshots")
 
-SOUND = LogCheck(
-    name="sound",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damages:
+    """What is wrong with a log: how many problems, and the first of them."""
+
+    count: int
+    first: Sequence[DamagedObject]
+
+    def details(self) -> dict[str, Value]:
+        """Show the problems; of the first one, the file and the offsets."""
+        first = self.first[0] if self.first else None
+        return {
+            "num_problems": self.count,
+            "problems": MetadataValue.json([damage.to_json() for damage in self.first]),
+            **({} if first is None else {"file": first.file}),
+            **({} if first is None or first.offsets is None else {"offsets": first.offsets_text}),
+        }
+
+
+@log_check(
     asset="verification",
     blocking=True,
-    description=(
-        "Each log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors. Fails while the"
-        " newest verification of any log found damage, and names these logs."
-    ),
     section=Section.UNSOUND,
     next_command=("scrub", "LOG"),
+    details=Damages.details,
 )
+def sound(found: Damages, _limits: object) -> str | None:
+    """Each log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors.
+
+    Fails while the newest verification of any log found damage, and names these logs.
+    """
+    if not found.count:
+        return None
+    spoken = "; ".join(map(str, found.first[:_SPOKEN_MAX]))
+    more = f"; and {found.count - _SPOKEN_MAX} more" if found.count > _SPOKEN_MAX else ""
+    return f"{found.count} problem{'s' if found.count > 1 else ''}: {spoken}{more}"
 
 
-def verify(work: Work) -> Iterator[Event]:
+def verify(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
-    recorder = Recorder(work)
-    with retried_only_when_unavailable(work.context):
-        opened = work.open()
-        for some in work.slices():
-            way, reports, retried = _read_back(some, opened)
-            sound = [
-                Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED)
-                for report in reports
-                if report.sound
-            ]
-            recorder.add(sound, [verdict(opened, report) for report in reports], retried=retried)
-    yield from recorder.finish()
-    recorder.blocked.raise_together(work.scope, len(work.logs))
+    for some in step.slices():
+        done_by, reports, retried = _read_back(some, store)
+        results = [
+            LogResult(log=report.log, metadata=_metadata(report, done_by), implied=_IMPLIED)
+            for report in reports
+            if report.sound
+        ]
+        recorder.add(results, [judge(store, report) for report in reports], retried=retried)
 
 
-def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:
-    if _is_small(work, store):
-        return HERE, list(at_once(partial(scrub_log, store), work.logs)), None
-    spark = spark_session(work.scope.spark(work.context))
-    reports = verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
+def _read_back(step: Step, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:
+    # Without Spark, if logs are few and small; one look at each says.
+    if step.num_logs < step.limits.spark_logs_min and (
+        sum(manifest.num_bytes for _, manifest in read_manifests(store, step.logs)) < step.limits.spark_bytes_min
+    ):
+        return HERE, list(map_logs(partial(scrub_log, store), step.logs)), None
+    reports = verify_logs(*step.spark(), list(step.logs))
     return ON_SPARK, reports, reports.retried
-
-
-def _is_small(work: Work, store: ObjectStore) -> bool:
-    """Return whether logs are few and small enough to be read without Spark; one look at each says."""
-    if work.num_logs >= work.limits.spark_logs_min:
-        return False
-    return sum(manifest.num_bytes for _, manifest in read_manifests(store, work.logs)) < work.limits.spark_bytes_min
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
@@ -111,44 +179,27 @@ def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
     )
 
 
-def verdict(store: ObjectStore, report: ScrubReport) -> Verdict:
+def judge(store: ObjectStore, report: ScrubReport) -> CheckResult:
     """Turn a report into the log's check result; a failed one names the bad objects."""
-    damages = locate(store, report, report.problems[:PROBLEMS_SHOWN_MAX]) if report.problems else []
-    first = damages[0] if damages else None
-    return Verdict(
-        check=SOUND,
-        log=report.log,
-        problem=_sentence(damages, len(report.problems)) if damages else None,
-        blocking=True,
-        details={
-            "num_problems": len(report.problems),
-            "problems": MetadataValue.json([damage.to_json() for damage in damages]),
-            **({} if first is None else {"file": first.file}),
-            **({} if first is None or first.offsets is None else {"offsets": first.offsets_text}),
-        },
-    )
+    problems = report.problems[:PROBLEMS_SHOWN_MAX]
+    first = locate(store, report, problems) if problems else []
+    return sound.result(report.log, Damages(count=len(report.problems), first=first))
 
 
-def _sentence(damages: Sequence[Damage], count: int) -> str:
-    spoken = "; ".join(map(str, damages[:_SPOKEN_MAX]))
-    more = f"; and {count - _SPOKEN_MAX} more" if count > _SPOKEN_MAX else ""
-    return f"{count} problem{'s' if count > 1 else ''}: {spoken}{more}"
-
-
-def _metadata(report: ScrubReport, way: str) -> dict[str, int | str]:
+def _metadata(report: ScrubReport, done_by: str) -> dict[str, int | str]:
     return {
         "records": report.num_records,
         "bytes": report.num_bytes,
         "fragments": report.num_fragments,
         "snapshots": report.num_snapshots,
         "setsum": report.setsum,
-        "done_by": way,
+        "done_by": done_by,
     }
 
 
 VERIFICATION = LogAsset(
     name="verification",
-    step=verify,
+    do=verify,
     description=(
         "A whole log, read back and compared with its checksums: materialized when it is sound. When it is damaged,"
         " the check `sound` fails and names the bad objects."
@@ -159,7 +210,6 @@ VERIFICATION = LogAsset(
     # Of the asset, not of each log: says that verification as a whole has stopped.
     freshness=FreshnessPolicy.time_window(fail_window=timedelta(days=8), warn_window=timedelta(days=2)),
     section=Section.UNSOUND,
-    checks=(SOUND,),
 )
 JOB = LogJob(
     name="verification", assets=(VERIFICATION,), description="Reads whole logs back and reports whether each is sound."
@@ -172,9 +222,4 @@ NIGHTLY = LogSchedule(
 )
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the asset with its check, its job and its schedule."""
-    return Definitions.merge(
-        build_jobs(scope, [JOB]),
-        Definitions(assets=[VERIFICATION.build(scope)], schedules=[build_schedule(scope, NIGHTLY)]),
-    )
+workflow = Workflow(assets=(VERIFICATION,), jobs=(JOB,), schedules=(NIGHTLY,))

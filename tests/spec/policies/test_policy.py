@@ -25,7 +25,8 @@ from wal3_core import (
     destroy,
 )
 from wal3_core.fleet.survey import survey_log
-from wal3_core.log.collect.collector import Collector, Overtaken, collect
+from wal3_core.log.collect.collector import Collector, collect
+from wal3_core.log.collect.pruner import Overtaken
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions

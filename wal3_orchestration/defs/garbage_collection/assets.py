@@ -3,138 +3,300 @@
 The schedule plans for all logs in one run. A sensor then requests runs for the logs with garbage,
 which plan again, verify, announce and prune. Another sensor requests the deletion when the
 interval is over. Steps share only the store's content, the plan's metadata, and what the plan's check found for
-each log; the manifest's CAS keeps them safe, not the order of runs.
+each log; the manifest's CAS keeps them safe, not the order of runs. Orphans, which no manifest names, are marked for
+deletion as well.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import Definitions, MetadataValue
+from dagster import MetadataValue
 
-from wal3_core.errors import CollectionRefusedError, UnavailableError
-from wal3_core.fleet.outcomes import Refusal
+from wal3_core import LogReader
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError, UnavailableError
+from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.log.collect.planner import Plan
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model import strict_json
+from wal3_core.model.paths import DATA_FOLDERS
+from wal3_core.model.setsum import EMPTY
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.spark.collect import plan_collections
-from wal3_orchestration.at_once import at_once
-from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
-from wal3_orchestration.defs.garbage_collection.work import Due, delete_log, delete_logs, prune_log
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, unproven, unverified
-from wal3_orchestration.failures import Failures, retried_only_when_unavailable
-from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.log_records import LogRecord, LogRecords
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, latest, value_of
-from wal3_orchestration.partitions import COLLECT_TAG
-from wal3_orchestration.recording import Recorder
-from wal3_orchestration.resources import CollectionResource, spark_session
-from wal3_orchestration.runbook import Section
-from wal3_orchestration.triggers import LogSchedule, build_schedule
+from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
+from wal3_orchestration.defs.garbage_collection.checks import ORPHANS, PLAN, PlannedLog, few_orphans, safe_to_collect
+from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified, unproven, unverified
+from wal3_orchestration.framework.assets import LogAsset, LogJob
+from wal3_orchestration.framework.checks import CheckResult, judged
+from wal3_orchestration.framework.recorder import HERE, IDLE, ON_SPARK, LogResult, Recorder, latest, value_of
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.scope import COLLECT_TAG
+from wal3_orchestration.framework.store import map_logs
+from wal3_orchestration.framework.triggers import LogSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Sequence
 
+    from pyspark.sql import SparkSession
+
+    from wal3_core.model.garbage import Garbage
     from wal3_core.model.retried import Retried
-    from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.outcomes import Value
-    from wal3_orchestration.recording import Event
-    from wal3_orchestration.scope import Scope
-    from wal3_orchestration.work import Work
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_orchestration.framework.checks import Value
+    from wal3_orchestration.framework.log_records import LogRecord
+    from wal3_orchestration.framework.step import Step
+    from wal3_orchestration.resources import CollectionResource
+
+_NOTHING_TO_PRUNE = "nothing to prune"
+_PROBLEMS_SHOWN_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueGarbage:
+    """A log's garbage that is due: deleted already, with its ``result``, or left to Spark (``on_spark``).
+
+    ``waiting`` is the garbage that is not due yet.
+    """
+
+    log: str
+    garbage: tuple[DueDocument, ...] = ()
+    waiting: tuple[DeletionReport, ...] = ()
+    result: LogResult
+    on_spark: bool = False
+
+
+def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> LogResult:
+    """Finish what other runs began, then announce and prune the plan, unless that is done already."""
+    try:
+        numbers = _prune(store, log, plan, options)
+        pruned = bool(numbers["records"])
+        idle = pruned or (numbers["outcome"] == _NOTHING_TO_PRUNE and not numbers["garbage_documents"])
+        return LogResult(log=log, metadata=numbers, notable=pruned, state=IDLE if idle else None)
+    except LogReplacedError as error:
+        # Destroyed and created again since it was planned: of the new log, nothing is planned yet.
+        return LogResult(log=log, metadata=_pruned_numbers(Overtaken(str(error))), notable=True, state=IDLE)
+    except LogError as error:
+        return LogResult(log=log, refusal=Refusal.of(error))
+
+
+def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
+    collector = Collector(store, log, options=options)
+    resumed = collector.resume_unmarked()
+    outcome: Marked | Overtaken | None = None
+    if plan is not None and not plan.empty:
+        outcome = _carry_out(store, collector, plan)
+    if isinstance(outcome, Overtaken):
+        # A cursor is below the cutoff by now; the next plan sees it.
+        resumed = collector.resume_unmarked()
+    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Marked) else set())
+    deleter = Deleter(store, log, options=options)
+    return {
+        **_pruned_numbers(outcome),
+        "garbage_documents": len(paths),
+        "wait_s": _longest_wait_s(deleter, resumed, outcome),
+    }
+
+
+def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Marked | Overtaken | None) -> float:
+    """Return how long until all pruned garbage is due; the most recently pruned is due last."""
+    newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
+    path = outcome.path if isinstance(outcome, Marked) else None if newest is None else newest.path
+    return 0.0 if path is None else deleter.wait_s(path)
+
+
+def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked | Overtaken | None:
+    """Announce and prune; None when the log was already pruned that far and the garbage deleted."""
+    try:
+        collector.verify(plan)
+        return collector.prune(collector.announce(plan))
+    except CollectionRefusedError:
+        # An earlier or a concurrent run may have carried out this plan.
+        if LogReader.open(store, plan.log).manifest().first.seq_no < plan.first.seq_no:
+            raise
+    return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
+
+
+def _pruned_numbers(outcome: Marked | Overtaken | None) -> dict[str, Value]:
+    match outcome:
+        case None:
+            return {"outcome": _NOTHING_TO_PRUNE, "records": 0, "bytes": 0, "fragments": 0}
+        case Overtaken(cause):
+            return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
+        case Marked(path, garbage):
+            return {
+                "outcome": "pruned",
+                "garbage": path,
+                "records": garbage.num_records,
+                "bytes": garbage.num_bytes,
+                "fragments": garbage.num_fragments,
+                "setsum": garbage.setsum.hexdigest(),
+                "reason": garbage.reason,
+                "cutoff_offset": _cutoff_offset([garbage]),
+            }
+
+
+def _cutoff_offset(collected: Sequence[Garbage]) -> int:
+    return max((garbage.first.position.offset for garbage in collected if garbage.first is not None), default=0)
+
+
+def delete_log(
+    store: ObjectStore,
+    log: str,
+    options: CollectorOptions,
+    *,
+    objects_max: int,
+    keep: Callable[[str], LogResult | None],
+) -> DueGarbage:
+    """Delete a log's due garbage, unless it is ``objects_max`` objects or more; finish what other runs began.
+
+    ``keep`` is asked right before something is deleted: with an outcome, nothing is.
+    """
+    try:
+        documents = Collector(store, log, options=options).resume_unmarked()
+        deleter = Deleter(store, log, options=options)
+        looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
+        waiting = tuple(each for each in looked if isinstance(each, DeletionReport))
+        due = tuple(each for each in looked if not isinstance(each, DeletionReport))
+        if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
+            return DueGarbage(log=log, garbage=due, waiting=waiting, result=LogResult(log=log), on_spark=True)
+        if due and (kept := keep(log)) is not None:
+            return DueGarbage(log=log, result=kept)
+        done = [LogDeletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
+        return DueGarbage(log=log, garbage=due, waiting=waiting, result=_deleted(log, due, waiting, done))
+    except LogReplacedError:
+        # The name has another life since the first request: the garbage of that one is deleted.
+        return delete_log(store, log, options, objects_max=objects_max, keep=keep)
+    except LogError as error:
+        return DueGarbage(log=log, result=LogResult(log=log, refusal=Refusal.of(error)))
+
+
+def delete_logs(
+    spark: SparkSession, store_url: str, large: Sequence[DueGarbage], options: CollectorOptions
+) -> tuple[dict[str, LogResult], Retried]:
+    """Delete the garbage of logs that have much of it, in one Spark job; say what Spark ran again."""
+    documents = [(due.log, each.path) for due in large for each in due.garbage]
+    done = delete_objects(spark, store_url, documents, options)
+    outcomes = {
+        due.log: _deleted(due.log, due.garbage, due.waiting, [each for each in done if each.log == due.log])
+        for due in large
+    }
+    return outcomes, done.retried
+
+
+def _deleted(
+    log: str, due: Sequence[DueDocument], waiting: Sequence[DeletionReport], done: Sequence[LogDeletion]
+) -> LogResult:
+    refusal = next((each.refusal for each in done if each.refusal is not None), None)
+    problems = [problem for each in done for problem in each.deleted.problems]
+    if problems and refusal is None:
+        refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
+    finished = [each.garbage for each, what in zip(due, done, strict=True) if what.deleted.finished]
+    waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
+    objects = sum(each.deleted.num_deleted for each in done)
+    return LogResult(
+        log=log,
+        refusal=refusal,
+        notable=objects > 0,
+        metadata={
+            "objects": objects,
+            "records": sum(garbage.num_records for garbage in finished),
+            "bytes": sum(garbage.num_bytes for garbage in finished),
+            "fragments": sum(garbage.num_fragments for garbage in finished),
+            "orphans": sum(len(garbage.orphans) for garbage in finished),
+            "setsum": sum((garbage.setsum for garbage in finished), EMPTY).hexdigest(),
+            "reason": "; ".join(garbage.reason for garbage in finished),
+            "cutoff_offset": _cutoff_offset(finished),
+            "documents_finished": len(finished),
+            "documents_left": len(done) - len(finished) + sum(not each.finished for each in waiting),
+            "objects_held_by_pins": sum(each.deleted.num_held for each in done),
+            "wait_s": max(waits_s, default=0.0),
+        },
+    )
+
+
+def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOrphans:
+    """List a log's orphans without Spark."""
+    deleter = Deleter(store, log, options=options)
+    try:
+        pending = deleter.load(deleter.documents())
+        objects = deleter.orphans_below(DATA_FOLDERS, pending)
+    except LogReplacedError:
+        return orphans_of(store, log, options)
+    except LogError as error:
+        return LogOrphans(log=log, refusal=Refusal.of(error))
+    return LogOrphans(log=log, objects=tuple(objects))
+
+
+def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> LogResult:
+    """Mark a log's orphans for deletion: nothing refers to them from then on."""
+    log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
+    if orphans.refusal is not None:
+        return LogResult(log=log, refusal=orphans.refusal)
+    if paths:
+        try:
+            marked = Collector(store, log, options=options).mark_orphans(
+                paths, f"{len(paths)} objects nothing refers to"
+            )
+        except LogError as error:
+            return LogResult(log=log, refusal=Refusal.of(error))
+        path = marked.path if isinstance(marked, Marked) else ""
+    num_bytes = sum(meta.size for meta in orphans.objects)
+    return LogResult(
+        log=log, notable=bool(paths), metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path}
+    )
+
 
 _PLAN_BYTES_MAX = 2**20
-PLAN = "garbage_plan"
-
-SAFE = LogCheck(
-    name="safe_to_collect",
-    asset="garbage_plan",
-    blocking=True,
-    description="Setsums balance, no cursor is below the cutoff, and no more is pruned than is allowed.",
-    section=Section.REFUSED,
-    next_command=("gc", "LOG", "--dry-run"),
-)
-FRACTION = LogCheck(
-    name="little_garbage",
-    asset="garbage_plan",
-    description="The garbage is not a large part of the log.",
-    section=Section.GARBAGE,
-    next_command=("gc", "LOG", "--dry-run"),
-)
-IN_TIME = LogCheck(
-    name="collected_in_time",
-    asset="garbage_plan",
-    description="Planned and announced garbage is pruned in time, and pruned garbage is deleted in time.",
-    section=Section.GARBAGE,
-    next_command=("pin", "list", "LOG"),
-)
-CURSORS_MOVE = LogCheck(
-    name="cursors_move",
-    asset="garbage_plan",
-    description="No cursor stands still while the log grows.",
-    section=Section.CURSOR,
-    next_command=("cursor", "list", "LOG"),
-)
 
 
-def plan_garbage(work: Work) -> Iterator[Event]:
+def plan_garbage(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Plan for each log of the step, and judge the plans.
 
     A refused log fails the step. In a sweep that also prunes, the pruning leaves that log out, and fails.
     """
-    recorder, lost = Recorder(work), Failures()
-    with retried_only_when_unavailable(work.context):
-        opened = work.open()
-        for some in work.slices():
-            _plan_slice(some, opened, recorder, lost)
-        yield from recorder.finish()
-        lost.raise_together(len(work.logs))
-    if work.last or not work.swept:
-        recorder.blocked.raise_together(work.scope, len(work.logs))
+    for some in step.slices():
+        done_by, surveys, retried = _surveys(some, store)
+        before, limits = some.records(PLAN), some.limits
+        collects = COLLECT_TAG in some.context.run.tags or not some.last
+        planned: list[LogResult] = []
+        results: list[CheckResult] = []
+        for each in surveys:
+            if each.refusal is None or each.unclaimed:
+                planned.append(_planned(each, done_by, collects=collects))
+            if each.refusal is not None and each.refusal.transient:
+                recorder.failures.add(each.log, each.refusal)
+            else:
+                unpruned_s = _unpruned_s(each, before.get(each.log), limits)
+                results += judged(PLAN, each.log, PlannedLog(survey=each, unpruned_s=unpruned_s), limits)
+        recorder.add(planned, results, retried=retried)
 
 
-def _plan_slice(work: Work, store: ObjectStore, recorder: Recorder, lost: Failures) -> None:
-    limits = work.limits
-    way, surveys, retried = _surveys(work, store)
-    before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
-    collects = COLLECT_TAG in work.context.run.tags or not work.last
-    planned: list[Outcome] = []
-    verdicts: list[Verdict] = []
-    for each in surveys:
-        if each.refusal is None or each.unclaimed:
-            planned.append(_planned(each, way, collects=collects))
-        if each.refusal is not None and each.refusal.transient:
-            lost.add(each.log, each.refusal)
-        else:
-            verdicts += _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
-    recorder.add(planned, verdicts, retried=retried)
-
-
-def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
-    logs, limits = list(work.logs), work.limits
-    if work.num_logs < limits.spark_logs_min:
-        return HERE, at_once(lambda log: survey_log(store, log, limits.options()), logs), None
-    spark = spark_session(work.scope.spark(work.context))
-    surveys = plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
+def _surveys(step: Step, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
+    options = step.limits.options()
+    if step.num_logs < step.limits.spark_logs_min:
+        return HERE, map_logs(lambda log: survey_log(store, log, options), step.logs), None
+    surveys = plan_collections(*step.spark(), list(step.logs), options)
     return ON_SPARK, surveys, surveys.retried
 
 
-def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
+def _planned(survey: Survey, done_by: str, *, collects: bool) -> LogResult:
     plan = survey.plan
     waiting: dict[str, Value] = {
         "garbage_documents": len(survey.documents),
         "due": survey.due,
-        "done_by": way,
+        "done_by": done_by,
     }
     if plan is None:
         assert survey.refusal is not None
-        return Outcome(log=survey.log, metadata={**waiting, "records": 0, "reason": survey.refusal.message})
+        return LogResult(log=survey.log, metadata={**waiting, "records": 0, "reason": survey.refusal.message})
     named = (age.name for age in survey.cursors if plan.reason.startswith(f"cursor {age.name} "))
-    return Outcome(
+    return LogResult(
         log=survey.log,
         # That there is still nothing to do is not news, however much the log grew.
         state=None if survey.due or plan.num_records else f"nothing to prune, {len(survey.documents)} documents",
@@ -169,53 +331,30 @@ def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionReso
     return age_s if age_s > limits.planned_s_max else None
 
 
-def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | None) -> Iterator[Verdict]:
-    refusal, log = survey.refusal, survey.log
-    # A log without cursors keeps everything, as it should.
-    blocking = refusal is not None and not survey.unclaimed
-    plan = survey.plan
-    cutoff: dict[str, Value] = {} if plan is None else {"cutoff_offset": plan.first.position.offset}
-    refused = None if refusal is None else refusal.message
-    yield Verdict(check=SAFE, log=log, problem=refused, blocking=blocking, details=cutoff)
-    yield Verdict(check=FRACTION, log=log, problem=too_much_garbage(survey, limits), details=cutoff)
-    yield Verdict(check=IN_TIME, log=log, problem=overdue(survey, limits) or never_pruned(survey, unpruned_s))
-    yield Verdict(check=CURSORS_MOVE, log=log, problem=stuck_cursors(survey, limits))
-
-
-def prune(work: Work) -> Iterator[Event]:
+def prune(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Finish what other runs left half done, then announce each log's plan and advance the manifest's `first`."""
-    recorder = Recorder(work)
-    with retried_only_when_unavailable(work.context):
-        opened, options = work.open(), work.limits.options()
-        for some in work.slices():
-            refused = _refused(some)
-            recorder.add(
-                [
-                    refused[log] if log in refused else prune_log(opened, log, _plan(work, log), options)
-                    for log in some.logs
-                ]
-            )
-        yield from recorder.finish()
-        recorder.fail(Section.REFUSED)
+    options = step.limits.options()
+    for some in step.slices():
+        refused = _refused(some)
+        recorder.add([refused.get(log) or prune_log(store, log, _plan(step, log), options) for log in some.logs])
 
 
-def _refused(work: Work) -> dict[str, Outcome]:
+def _refused(step: Step) -> dict[str, LogResult]:
     """Return the logs whose newest plan is not safe to carry out: they are left alone, and fail the step."""
-    planned = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
-    found = {log: record.problems[SAFE.name] for log, record in planned.items() if SAFE.name in record.problems}
+    name = safe_to_collect.name
+    found = {log: record.problems[name] for log, record in step.records(PLAN).items() if name in record.problems}
     return {
-        log: Outcome(
-            log=log,
-            refusal=Refusal(kind=CollectionRefusedError.__name__, message=f"{SAFE.name}: {known.problem}"),
+        log: LogResult(
+            log=log, refusal=Refusal(kind=CollectionRefusedError.__name__, message=f"{name}: {known.problem}")
         )
         for log, known in found.items()
         if known.blocking
     }
 
 
-def _plan(work: Work, log: str) -> Plan | None:
+def _plan(step: Step, log: str) -> Plan | None:
     """Read the plan that was checked; None when nothing was planned."""
-    for planned in latest(work.instance, work.scope.key(PLAN), log, count=1):
+    for planned in latest(step.instance, step.scope.key(PLAN), log, count=1):
         value = value_of(planned, "plan")
         if value is not None:
             text = json.dumps(value).encode()
@@ -223,59 +362,55 @@ def _plan(work: Work, log: str) -> Plan | None:
     return None
 
 
-def delete(work: Work) -> Iterator[Event]:
+def delete(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Delete what was marked an interval ago; younger garbage waits and is counted."""
-    recorder = Recorder(work)
-    with retried_only_when_unavailable(work.context):
-        opened = work.open()
-        for some in work.slices():
-            _delete_slice(some, opened, recorder)
-        yield from recorder.finish()
-        recorder.fail(Section.REFUSED)
+    for some in step.slices():
+        _delete_slice(some, store, recorder)
 
 
-def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
-    limits, options, kept = work.limits, work.limits.options(), _kept(work)
-    large: list[Due] = []
+def _delete_slice(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+    limits, options, kept = step.limits, step.limits.options(), _kept(step)
+    large: list[DueGarbage] = []
     others = list(kept.values())
-    for log in (log for log in work.logs if log not in kept):
-        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min, keep=partial(_kept_now, work))
+    for log in (log for log in step.logs if log not in kept):
+        due = delete_log(store, log, options, objects_max=limits.spark_objects_min, keep=partial(_kept_now, step))
         if due.on_spark:
             large.append(due)
-        elif due.outcome.notable:
+        elif due.result.notable:
             # Recorded at once: what a sweep has deleted is known although it dies later.
-            recorder.add([due.outcome])
+            recorder.add([due.result])
         else:
-            others.append(due.outcome)
-    bad = {each.log: refused for each in large if (refused := _kept_now(work, each.log)) is not None}
+            others.append(due.result)
+    bad = {each.log: refused for each in large if (refused := _kept_now(step, each.log)) is not None}
     recorder.add([*others, *bad.values()])
     if large := [each for each in large if each.log not in bad]:
-        spark, url = spark_session(work.scope.spark(work.context)), work.scope.store(work.context).url
-        outcomes, retried = delete_logs(spark, url, large, options)
-        recorder.add([outcomes[each.log] for each in large], retried=retried)
+        results, retried = delete_logs(*step.spark(), large, options)
+        recorder.add([results[each.log] for each in large], retried=retried)
 
 
-def _kept_now(work: Work, log: str) -> Outcome | None:
+def _kept_now(step: Step, log: str) -> LogResult | None:
     """Return the refusal to delete a log's garbage, if there is one by now: the step may have begun hours ago."""
-    return _kept(replace(work, logs=[log])).get(log)
+    return _kept(replace(step, logs=[log])).get(log)
 
 
-def _kept(work: Work) -> dict[str, Outcome]:
+def _kept(step: Step) -> dict[str, LogResult]:
     """Refuse to delete what may be needed to repair a log that was compacted by key.
 
     A pass that is not verified yet may be so in a moment.
     """
-    waiting = {log: (UnavailableError, known) for log, known in unproven(work).items()}
-    bad = {log: (CollectionRefusedError, known) for log, known in unverified(work).items()}
+    waiting = {log: (UnavailableError, known) for log, known in unproven(step).items()}
+    bad = {log: (CollectionRefusedError, known) for log, known in unverified(step).items()}
     return {
-        log: Outcome(log=log, refusal=Refusal(kind=kind.__name__, message=f"{VERIFIED.name}: {known.problem}"))
+        log: LogResult(
+            log=log, refusal=Refusal(kind=kind.__name__, message=f"{compaction_verified.name}: {known.problem}")
+        )
         for log, (kind, known) in {**waiting, **bad}.items()
     }
 
 
 PLANNED = LogAsset(
     name=PLAN,
-    step=plan_garbage,
+    do=plan_garbage,
     description=(
         "What can be pruned from a log, up to which cursor, and why. Planning changes nothing; the checks judge"
         " the plan."
@@ -283,11 +418,10 @@ PLANNED = LogAsset(
     deps=("manifest", "rollup"),
     uses=("store", "spark", "collection"),
     section=Section.GARBAGE,
-    checks=(SAFE, FRACTION, IN_TIME, CURSORS_MOVE),
 )
 PRUNED = LogAsset(
     name="pruned_manifest",
-    step=prune,
+    do=prune,
     description=(
         "A log's manifest after its garbage was pruned: collections that others left half done are finished, then"
         " the plan is announced and the manifest's `first` advanced."
@@ -298,13 +432,12 @@ PRUNED = LogAsset(
 )
 DELETED = LogAsset(
     name="deleted_garbage",
-    step=delete,
+    do=delete,
     description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
-    deps=("pruned_manifest", "marked_orphans", INSTALLED),
+    deps=("pruned_manifest", ORPHANS, INSTALLED),
     uses=("store", "spark", "collection"),
     section=Section.REFUSED,
 )
-ASSETS = (PLANNED, PRUNED, DELETED)
 PLANNING = LogJob(
     name="garbage_plan",
     assets=(PLANNED,),
@@ -327,9 +460,51 @@ DAILY = LogSchedule(
 )
 
 
-def workflow(scope: Scope) -> Definitions:
-    """Return the assets with their checks, their jobs, and the schedule that begins a collection."""
-    return Definitions.merge(
-        build_jobs(scope, [PLANNING, COLLECTION, DELETION]),
-        Definitions(assets=[each.build(scope) for each in ASSETS], schedules=[build_schedule(scope, DAILY)]),
-    )
+def mark(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+    """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
+    options = step.limits.options()
+    for some in step.slices():
+        found, retried = _orphans(some, store)
+        # Marked as they are found: a log may have thousands.
+        results = [mark_orphans(store, each, options) for each in found]
+        checked = [
+            few_orphans.result(each.log, _counts(step, each), step.limits) for each in results if each.refusal is None
+        ]
+        recorder.add(results, checked, retried=retried)
+
+
+def _orphans(step: Step, store: ObjectStore) -> tuple[Iterable[LogOrphans], Retried | None]:
+    options = step.limits.options()
+    if step.num_logs < step.limits.spark_logs_min:
+        return map_logs(lambda log: orphans_of(store, log, options), step.logs), None
+    found = list_orphans(*step.spark(), list(step.logs), options)
+    return found, found.retried
+
+
+def _counts(step: Step, found: LogResult) -> list[int]:
+    """Return how many orphans this listing of a log and the last two that were recorded found, newest first."""
+    count = found.metadata["orphans"]
+    assert isinstance(count, int)
+    if not count:
+        return [0]
+    # A sweep leaves zeros out.
+    before = (value_of(each, "orphans") or 0 for each in latest(step.instance, step.key, found.log, count=2))
+    return [count, *(each for each in before if isinstance(each, int))]
+
+
+MARKED = LogAsset(
+    name=ORPHANS,
+    do=mark,
+    description="Objects of a log that nothing refers to, marked so that they are deleted an interval later.",
+    deps=("manifest",),
+    uses=("store", "spark", "collection"),
+    pool="wal3_orphans",
+    section=Section.GARBAGE,
+)
+ORPHANS_JOB = LogJob(name="orphans", assets=(MARKED,), description="Lists whole logs and marks orphans for deletion.")
+WEEKLY = LogSchedule(
+    name="weekly_orphans",
+    job=ORPHANS_JOB,
+    cron="0 5 * * 0",
+    description="Looks for orphans in every log, all in one run. Off until turned on: it lists the whole store.",
+)

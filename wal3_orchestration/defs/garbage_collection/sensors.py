@@ -1,28 +1,75 @@
 """The sensors that start collections: for plans that found garbage, and for garbage whose interval is over."""
 
+# Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from dagster import (
     AssetRecordsFilter,
     DagsterInstance,
-    Definitions,
     EventLogRecord,
     SensorEvaluationContext,
     SensorResult,
 )
 
+from wal3_core.errors import LogError
+from wal3_core.fleet.outcomes import try_log
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.attempts import next_attempts
-from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLAN
-from wal3_orchestration.defs.garbage_collection.due import DueLog, find_due
-from wal3_orchestration.jobs import request_runs
-from wal3_orchestration.outcomes import run_of, value_of
-from wal3_orchestration.pace import Pace
-from wal3_orchestration.partitions import COLLECT_TAG
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known
-from wal3_orchestration.triggers import LogSensor, build_sensor
+from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
+from wal3_orchestration.defs.garbage_collection.checks import PLAN
+from wal3_orchestration.framework.assets import request_runs
+from wal3_orchestration.framework.recorder import run_of, value_of
+from wal3_orchestration.framework.scope import COLLECT_TAG, Scope
+from wal3_orchestration.framework.store import map_logs
+from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
+
+# How wrong this machine's clock may be; the store's clock decides.
+_CLOCK_SKEW_S_MAX = 60
+_PERIOD_S_MIN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueLog:
+    """A log's due garbage documents: path, when the store last changed it, and for how many intervals it is due."""
+
+    log: str
+    documents: tuple[tuple[str, int, int], ...]
+
+
+def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions) -> tuple[list[DueLog], dict[str, str]]:
+    """Find the logs with garbage that is due, and those whose garbage cannot be read, with the reason.
+
+    UnavailableError when the store does not answer.
+    """
+    look = partial(_look, store, options)
+    due: list[DueLog] = []
+    unreadable: dict[str, str] = {}
+    for log, found in map_logs(lambda log: (log, try_log(look, log)), logs):
+        if isinstance(found, LogError):
+            unreadable[log] = str(found)
+        elif found.documents:
+            due.append(found)
+    return due, unreadable
+
+
+def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog:
+    deleter, now_us = Deleter(store, log, options=options), shared_runtime().now_us()
+    due, store_now_us = [], None
+    for meta in deleter.documents():
+        age_s = (now_us - meta.last_modified_us) / US_PER_S
+        if age_s < options.interval_s - _CLOCK_SKEW_S_MAX:
+            continue
+        store_now_us = deleter.store_now_us() if store_now_us is None else store_now_us
+        if deleter.wait_s(meta.path, now_us=store_now_us) == 0:
+            times = int(max(0.0, age_s - options.interval_s) // max(options.interval_s, _PERIOD_S_MIN))
+            due.append((meta.path, meta.last_modified_us, times))
+    return DueLog(log=log, documents=tuple(due))
+
 
 PLANS_PER_TICK_MAX = 500
 PLANNED = "a plan found garbage"
@@ -65,20 +112,14 @@ def _collections(scope: Scope, instance: DagsterInstance, plans: Sequence[EventL
 
 def request_deletion(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs with garbage whose interval is over by the store's clock; no run sleeps for it."""
-    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
-    if pace.rests(len(known)):
-        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
-    logs, after = pace.step(sorted(known))
-    due, unreadable = find_due(open_known(scope, context), logs, scope.collection(context).options())
-    for log, message in unreadable.items():
-        context.log.warning("%s: %s", log, message)
-    asked = request_runs(scope, DELETION, {each.log: _run_key(each) for each in due}, DUE)
-    requests = next_attempts(context.instance, asked)
-    return SensorResult(
-        run_requests=requests,
-        skip_reason=None if requests else f"{len(logs)} logs, no garbage is due",
-        cursor=after.to_cursor(),
-    )
+
+    def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
+        due, unreadable = find_due(store, logs, scope.collection(context).options())
+        for log, message in unreadable.items():
+            context.log.warning("%s: %s", log, message)
+        return {each.log: _run_key(each) for each in due}
+
+    return go_over_logs(scope, context, find, job=DELETION, reason=DUE, nothing="no garbage is due")
 
 
 def _run_key(due: DueLog) -> str:
@@ -107,8 +148,3 @@ SENSORS = (
         uses=("store", "collection"),
     ),
 )
-
-
-def workflow(scope: Scope) -> Definitions:
-    """Return the sensors."""
-    return Definitions(sensors=[build_sensor(scope, each) for each in SENSORS])

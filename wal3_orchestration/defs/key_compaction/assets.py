@@ -8,116 +8,279 @@ steps leaves orphans, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster import Definitions, MetadataValue
+from dagster import MetadataValue
 
-from wal3_core.compaction.reports import choose
-from wal3_core.errors import KeyCompactionRefusedError
-from wal3_core.fleet.outcomes import Refusal
+from wal3_core import LogReader
+from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.compaction.reports import KeyCompactorOptions, choose
+from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
+from wal3_core.fleet.outcomes import Refusal, try_log
+from wal3_core.model.paths import pass_path
 from wal3_core.spark import SparkEngine
-from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.defs.key_compaction.verified import (
+from wal3_orchestration.defs.key_compaction.checks import (
+    FRAGMENTS,
+    IDENTITY,
     INSTALLED,
-    VERIFIED,
+    PLAN,
+    can_be_compacted,
+    compaction_proof,
+    compaction_verified,
+    found_bad,
     holds,
-    judge_installed,
     note,
     unproven,
     unverified,
 )
-from wal3_orchestration.defs.key_compaction.work import (
-    IDENTITY,
-    Merged,
-    install_log,
-    merge_log,
-    outlines,
-    plan_numbers,
-)
-from wal3_orchestration.failures import Failures, retried_only_when_unavailable
-from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.log_records import LogRecords
-from wal3_orchestration.outcomes import (
+from wal3_orchestration.framework.assets import LogAsset, LogJob
+from wal3_orchestration.framework.checks import CheckResult, LogCheck, judged
+from wal3_orchestration.framework.recorder import (
     HERE,
     IDLE,
     ON_SPARK,
-    Outcome,
-    Verdict,
+    LogResult,
+    Recorder,
     executed_again,
     fingerprint,
     latest,
     run_of,
     value_of,
 )
-from wal3_orchestration.recording import Recorder
-from wal3_orchestration.resources import spark_session
-from wal3_orchestration.runbook import Section
-from wal3_orchestration.triggers import LogSchedule, build_schedule
+from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.store import map_logs
+from wal3_orchestration.framework.triggers import LogSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster import EventLogRecord
 
     from wal3_core.compaction.engine import Engine
-    from wal3_core.compaction.reports import KeyCompactionPlan
+    from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
+    from wal3_core.compaction.verifying import Verification
+    from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.defs.key_compaction.work import Outline
-    from wal3_orchestration.log_records import KnownProblem
-    from wal3_orchestration.outcomes import Value
-    from wal3_orchestration.recording import Event
+    from wal3_orchestration.framework.checks import Value
+    from wal3_orchestration.framework.log_records import KnownProblem
+    from wal3_orchestration.framework.step import Step
     from wal3_orchestration.resources import CollectionResource
-    from wal3_orchestration.scope import Scope
-    from wal3_orchestration.work import Work
 
-PLAN, FRAGMENTS = "compaction_plan", "compacted_fragments"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A log's plan without its keys; without one, ``refusal`` says why. ``compacted`` is whether its policy asks so."""
+
+    log: str
+    plan: KeyCompactionPlan | None = None
+    refusal: Refusal | None = None
+    compacted: bool = True
+
+    @property
+    def problem(self) -> str | None:
+        """Why a log whose policy compacts it cannot be outlined."""
+        return self.refusal.message if self.refusal is not None and self.compacted else None
+
+
+def outlines(store: ObjectStore, logs: Iterable[str]) -> list[Outline]:
+    """Outline passes over many logs, several at a time, in order. UnavailableError when the store does not answer."""
+    return list(map_logs(partial(_outline, store), logs))
+
+
+def _outline(store: ObjectStore, log: str) -> Outline:
+    found = try_log(lambda name: KeyCompactor(store, name).outline(), log)
+    if isinstance(found, LogReplacedError):
+        # The name has another life since the first request: that one is outlined.
+        return _outline(store, log)
+    if not isinstance(found, LogError):
+        return Outline(log=log, plan=found)
+    refusal = Refusal.of(found)
+    return Outline(log=log, refusal=refusal, compacted=refusal.kind != KeyCompactionRefusedError.__name__)
+
+
+def plan_numbers(plan: KeyCompactionPlan) -> dict[str, Value]:
+    """Return the numbers of a plan that Dagster plots."""
+    return {
+        "dirty (%)": plan.dirty_percent,
+        "dirty records (%)": plan.dirty_records_percent,
+        "dirty_bytes": plan.dirty_bytes,
+        "held_bytes": plan.held_bytes,
+        "overdue (s)": plan.overdue_s,
+        "held back (s)": plan.held_back_s,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeResult:
+    """What became of a log's merge: its outcome, what is wrong with its proof, what Spark ran again if it was used."""
+
+    result: LogResult
+    problem: str | None = None
+    retried: Retried | None = None
+
+
+def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: Engine | None, way: str) -> MergeResult:
+    """Plan and merge a pass over a log if one is due, and check what its record says."""
+    compactor = KeyCompactor(store, log, options=options_of(limits), engine=engine)
+    try:
+        done = compactor.merge()
+        record = None if done.token is None else compactor.record(done.token)
+    except LogReplacedError:
+        return merge_log(store, log, limits, engine, way)
+    except LogError as error:
+        refusal = Refusal.of(error)
+        if refusal.kind == KeyCompactionRefusedError.__name__:
+            return MergeResult(result=LogResult(log=log, state=IDLE, metadata={"reason": refusal.message}))
+        # A fragment that is not what it was leaves nothing to prove.
+        problem = None if refusal.transient else f"{refusal.kind}: {refusal.message}"
+        return MergeResult(result=LogResult(log=log, refusal=refusal), problem=problem)
+    except AssertionError as error:
+        refusal = Refusal(kind=AssertionError.__name__, message=str(error))
+        return MergeResult(result=LogResult(log=log, refusal=refusal), problem=f"the library stopped the pass: {error}")
+    result = LogResult(
+        log=log,
+        # Each merge is recorded, and nothing else is.
+        state=IDLE,
+        notable=record is not None,
+        metadata={**_merged_numbers(done), "cause": done.plan.due or "", IDENTITY: done.token or "", "done_by": way},
+    )
+    return MergeResult(result=result, problem=None if record is None else record.problem(), retried=done.retried)
+
+
+def _merged_numbers(done: KeyCompactionReport) -> dict[str, Value]:
+    plan = done.plan
+    moved = done.bytes_read + done.bytes_written
+    return {
+        **plan_numbers(plan),
+        "bytes_read": done.bytes_read,
+        "bytes_written": done.bytes_written,
+        "amplification": moved / plan.dirty_bytes if plan.dirty_bytes else 0.0,
+        "superseded": done.num_superseded,
+        "expired": done.num_expired,
+        "records_written": done.num_merged,
+        "fragments_read": plan.num_rewritten,
+        "fragments_written": done.num_written,
+        "key_columns_read": plan.num_read,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallResult:
+    """What became of a log's install, and what the verification found that followed it, if one did."""
+
+    result: LogResult
+    verified: Verification | None = None
+
+
+def install_log(
+    store: ObjectStore, log: str, token: str, limits: CollectionResource, *, always: bool = False
+) -> InstallResult:
+    """Install a merged pass, once, and verify a log that is small enough; with ``always``, also without a pass.
+
+    A pass that an earlier try has installed is verified as well: that try may have ended before. One that was overtaken
+    is no failure: the log stays as dirty as it was, and is chosen again.
+    """
+    compactor = KeyCompactor(store, log, options=options_of(limits))
+    try:
+        done = compactor.install(token) if token else None
+        there = done is not None and done.overtaken is None
+        small = (there or always) and LogReader.open(
+            store, log
+        ).manifest().num_bytes <= limits.compaction_verified_bytes_max
+        verified = compactor.verify() if small else None
+    except LogReplacedError as error:
+        return InstallResult(result=_overtaken(log, token, str(error)))
+    except LogError as error:
+        if isinstance(error, MissingError) and error.path == pass_path(token):
+            return InstallResult(result=_overtaken(log, token, "what it left was deleted as orphans"))
+        refusal = Refusal.of(error)
+        return InstallResult(result=LogResult(log=log, refusal=refusal))
+    fresh = there and done is not None and not done.repeated
+    metadata: dict[str, Value] = {"installed": fresh, IDENTITY: token, "verified": verified is not None}
+    if done is not None:
+        metadata |= {
+            **_record_numbers(done.record),
+            "installed_before": done.repeated,
+            "overtaken": done.overtaken or "",
+            "garbage_documents": len(done.garbage),
+        }
+    return InstallResult(
+        result=LogResult(
+            log=log,
+            notable=there,
+            state=f"overtaken {token}" if done is not None and done.overtaken else IDLE,
+            metadata=metadata,
+        ),
+        verified=verified,
+    )
+
+
+def _overtaken(log: str, token: str, cause: str) -> LogResult:
+    """Return the outcome of a pass that was not installed in time, and is gone by now."""
+    metadata: dict[str, Value] = {"installed": False, IDENTITY: token, "verified": False, "overtaken": cause}
+    return LogResult(log=log, state=f"overtaken {token}", metadata=metadata)
+
+
+def _said(found: Verification) -> str:
+    more = f"; and {len(found.findings) - 1} more" if len(found.findings) > 1 else ""
+    return f"pass {found.token} does not hold: {found.findings[0]}{more}"
+
+
+def _record_numbers(record: PassRecord) -> dict[str, Value]:
+    return {
+        "pass": record.number,
+        "clean_limit": record.limit,
+        "superseded": record.num_superseded,
+        "expired": record.num_expired,
+        "bytes_read": record.bytes_read,
+        "bytes_written": record.bytes_written,
+        "setsum_before": record.proof.before.hexdigest(),
+        "setsum_after": record.proof.after.hexdigest(),
+        "setsum_superseded": record.proof.superseded.hexdigest(),
+        "setsum_expired": record.proof.expired.hexdigest(),
+    }
+
+
+def options_of(limits: CollectionResource) -> KeyCompactorOptions:
+    """Return the library's options."""
+    return KeyCompactorOptions(bytes_per_s_max=limits.compaction_bytes_per_s_max or None)
+
+
+def judge_installed(step: Step, done: Sequence[InstallResult]) -> Iterator[CheckResult]:
+    """Judge the logs that were verified; of the others, a run that names them repeats what is known.
+
+    What was found in a log that had the name before is dropped.
+    """
+    before, known = found_bad(step), unverified(step)
+    verified = {each.result.log: each.verified for each in done if each.verified is not None}
+    for log, found in verified.items():
+        details = {"verification": MetadataValue.json(found.to_json())}
+        checked = compaction_verified.result(log, None if found.holds else _said(found))
+        yield replace(checked, log_id=found.log_id, details=details)
+    named = set() if step.swept else {each.result.log for each in done}
+    for log in step.logs:
+        if log not in verified and (log in named or log in before.keys() - known.keys()):
+            problem = known.get(log)
+            checked = compaction_verified.result(log, None if problem is None else problem.problem)
+            yield replace(checked, log_id=None if problem is None else problem.log_id)
+
+
 CHOSEN, RANK = "chosen", "rank"
 _IDLE = fingerprint(IDLE)
 
-POSSIBLE = LogCheck(
-    name="can_be_compacted",
-    asset=PLAN,
-    blocking=True,
-    description="Each log whose policy compacts it, with its cursors, can be read.",
-    section=Section.COMPACTION,
-    next_command=("compact", "LOG", "--dry-run"),
-)
-IN_TIME = LogCheck(
-    name="compacted_in_time",
-    asset=PLAN,
-    description="No log has dirty records that are older than its policy's largest lag.",
-    section=Section.COMPACTION,
-    next_command=("compact", "LOG", "--dry-run"),
-)
-PROOF = LogCheck(
-    name="compaction_proof",
-    asset=FRAGMENTS,
-    blocking=True,
-    description=(
-        "The setsums of each merged pass add up: what it read is what it wrote and what it dropped. A pass that fails"
-        " is not installed."
-    ),
-    section=Section.COMPACTION,
-    next_command=("scrub", "LOG"),
-)
 
-
-def plan_compactions(work: Work) -> Iterator[Event]:
+def plan_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Outline each log of the step, and choose which of those that are due are compacted first."""
-    recorder = Recorder(work)
     # Of logs that someone chose, none waits.
-    most = work.limits.compactions_max if work.swept else len(work.logs)
-    with retried_only_when_unavailable(work.context):
-        chosen: list[Outline] = []
-        opened = work.open()
-        for some in work.slices():
-            chosen, others = _most_urgent([*chosen, *outlines(opened, some.logs)], most)
-            recorder.add(*_recorded(work, [(each, 0) for each in others]))
-    recorder.add(*_recorded(work, [(each, rank) for rank, each in enumerate(chosen, start=1)]))
-    yield from recorder.finish()
-    if work.last or not work.swept:
-        recorder.blocked.raise_together(work.scope, len(work.logs))
+    logs_max = step.limits.compactions_max if step.swept else len(step.logs)
+    chosen: list[Outline] = []
+    for some in step.slices():
+        chosen, others = _most_urgent([*chosen, *outlines(store, some.logs)], logs_max)
+        recorder.add(*_recorded(step, [(each, 0) for each in others]))
+    recorder.add(*_recorded(step, [(each, rank) for rank, each in enumerate(chosen, start=1)]))
 
 
 def _most_urgent(found: Sequence[Outline], logs_max: int) -> tuple[list[Outline], list[Outline]]:
@@ -128,18 +291,18 @@ def _most_urgent(found: Sequence[Outline], logs_max: int) -> tuple[list[Outline]
     return chosen, list(by_log.values())
 
 
-def _recorded(work: Work, found: Sequence[tuple[Outline, int]]) -> tuple[list[Outcome], list[Verdict]]:
+def _recorded(step: Step, found: Sequence[tuple[Outline, int]]) -> tuple[list[LogResult], list[CheckResult]]:
     """Return what is recorded of outlines: with the rank of a log that is chosen, and 0 of one that is not."""
     planned = [_planned(each, rank) for each, rank in found if each.plan is not None or not each.compacted]
-    return planned, [verdict for each, _ in found for verdict in _judged(each, work.limits)]
+    return planned, [checked for each, _ in found for checked in judged(PLAN, each.log, each, step.limits)]
 
 
-def _planned(found: Outline, rank: int) -> Outcome:
+def _planned(found: Outline, rank: int) -> LogResult:
     plan = found.plan
     if plan is None:
         assert found.refusal is not None
-        return Outcome(log=found.log, state=IDLE, metadata={"due": False, "reason": found.refusal.message})
-    return Outcome(
+        return LogResult(log=found.log, state=IDLE, metadata={"due": False, "reason": found.refusal.message})
+    return LogResult(
         log=plan.log,
         state=IDLE if plan.due is None else f"due: {plan.due} {plan.limit} {rank}",
         # The merge of a sweep does what this run has chosen.
@@ -158,94 +321,58 @@ def _planned(found: Outline, rank: int) -> Outcome:
     )
 
 
-def _judged(found: Outline, limits: CollectionResource) -> Iterator[Verdict]:
-    refused = found.refusal.message if found.refusal is not None and found.compacted else None
-    yield Verdict(check=POSSIBLE, log=found.log, problem=refused, blocking=refused is not None)
-    if refused is None:
-        late = None if found.plan is None else _late(found.plan, limits.compaction_late_s_max)
-        yield Verdict(check=IN_TIME, log=found.log, problem=late)
-
-
-def _late(plan: KeyCompactionPlan, late_s_max: float) -> str | None:
-    if plan.overdue_s > late_s_max:
-        return (
-            f"expected records to be compacted within {late_s_max:.0f} s of the largest lag, found the oldest dirty one"
-            f" {plan.overdue_s} s over it"
-        )
-    if plan.held_back_s > late_s_max:
-        return (
-            f"expected records to be compacted within {late_s_max:.0f} s of the largest lag, found one held back"
-            f" {plan.held_back_s} s over it: {plan.bound}"
-        )
-    return None
-
-
-def merge_compactions(work: Work) -> Iterator[Event]:
+def merge_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Merge a pass over each log that was chosen, the most urgent first; nothing leads to the result yet."""
-    recorder, transient = Recorder(work), Failures()
-    with retried_only_when_unavailable(work.context):
-        opened, ordered = work.open(), _ordered(work)
-        to_merge = replace(work, logs=list(ordered))
-        # A pass over one that may not hold would be verified in its place, and what that has replaced be deleted.
-        refused, unsure = _refused(to_merge, POSSIBLE), {**unproven(to_merge), **unverified(to_merge)}
-        for log, held_bytes in ordered.items():
-            if log not in refused and log not in unsure:
-                done = _merged_before(work, log) or merge_log(opened, log, work.limits, *_engine(work, held_bytes))
-                # Recorded at once: a step that dies later does not merge the log again.
-                recorder.add([done.outcome], _proven(done), retried=done.retried)
-                if done.outcome.refusal is not None and done.outcome.refusal.transient:
-                    transient.add(log, done.outcome.refusal)
-        merged = ordered.keys() - refused.keys() - unsure.keys()
-        for some in work.slices():
-            recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged], unsure))
-        yield from recorder.finish()
-        transient.raise_together(len(work.logs))
-    if work.last or not work.swept:
-        recorder.blocked.raise_together(work.scope, len(work.logs))
-        recorder.fail(Section.COMPACTION)
-
-
-def _proven(done: Merged) -> list[Verdict]:
-    if done.outcome.refusal is not None and done.outcome.refusal.transient:
-        return []
-    return [Verdict(check=PROOF, log=done.outcome.log, problem=done.problem, blocking=done.problem is not None)]
+    ordered = _ordered(step)
+    to_merge = replace(step, logs=list(ordered))
+    # A pass over one that may not hold would be verified in its place, and what that has replaced be deleted.
+    refused, unsure = _refused(to_merge, can_be_compacted), {**unproven(to_merge), **unverified(to_merge)}
+    for log, held_bytes in ordered.items():
+        if log not in refused and log not in unsure:
+            done = _merged_before(step, log) or merge_log(store, log, step.limits, *_engine(step, held_bytes))
+            refusal = done.result.refusal
+            checked = [] if refusal is not None and refusal.transient else [compaction_proof.result(log, done.problem)]
+            # Recorded at once: a step that dies later does not merge the log again.
+            recorder.add([done.result], checked, retried=done.retried)
+    merged = ordered.keys() - refused.keys() - unsure.keys()
+    for some in step.slices():
+        recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged], unsure))
 
 
 def _not_merged(
-    work: Work, others: Sequence[str], unsure: Mapping[str, KnownProblem]
-) -> tuple[list[Outcome], list[Verdict]]:
+    step: Step, others: Sequence[str], unsure: Mapping[str, KnownProblem]
+) -> tuple[list[LogResult], list[CheckResult]]:
     """Return what is known of logs that were not merged: nothing is recorded, their last merge stays on their pages."""
-    refused, due = _refused(work, POSSIBLE), set(_due(work))
+    refused, due = _refused(step, can_be_compacted), set(_due(step))
     # What failed before is no longer due: someone else has compacted it. An unsure log is for the next step.
-    judged = [log for log in others if log not in refused and (log not in due or log in unsure)]
-    why = {log: {"reason": f"{VERIFIED.name}: {known.problem}"} for log, known in unsure.items()}
-    outcomes = [refused.get(log) or Outcome(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
-    return outcomes, [Verdict(check=PROOF, log=log, problem=None) for log in judged]
+    good = [log for log in others if log not in refused and (log not in due or log in unsure)]
+    why = {log: {"reason": f"{compaction_verified.name}: {known.problem}"} for log, known in unsure.items()}
+    outcomes = [refused.get(log) or LogResult(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
+    return outcomes, [compaction_proof.result(log, None) for log in good]
 
 
-def _due(work: Work) -> list[str]:
+def _due(step: Step) -> list[str]:
     """Return the logs that were due when they were planned last."""
-    known = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
-    return [log for log, found in known.items() if found.state not in {"", _IDLE}]
+    return [log for log, found in step.records(PLAN).items() if found.state not in {"", _IDLE}]
 
 
-def _ordered(work: Work) -> dict[str, int]:
+def _ordered(step: Step) -> dict[str, int]:
     """Return the logs to merge in their order, each with its bytes when it was planned.
 
     In a sweep those that its plan has chosen; otherwise all.
     """
     planned = [
         (int(str(value_of(plan, RANK))) if value_of(plan, CHOSEN) else None, log, _held_bytes(plan))
-        for some in work.slices()
+        for some in step.slices()
         for log in _due(some)
-        for plan in latest(work.instance, work.scope.key(PLAN), log, count=1)
+        for plan in latest(step.instance, step.scope.key(PLAN), log, count=1)
     ]
     ranked = sorted((rank, log, held_bytes) for rank, log, held_bytes in planned if rank is not None)
     ordered = {log: held_bytes for _, log, held_bytes in ranked}
-    if work.swept:
+    if step.swept:
         return ordered
     held = {log: held_bytes for _, log, held_bytes in planned}
-    return {**ordered, **{log: held.get(log, 0) for log in work.logs if log not in ordered}}
+    return {**ordered, **{log: held.get(log, 0) for log in step.logs if log not in ordered}}
 
 
 def _held_bytes(plan: EventLogRecord) -> int:
@@ -253,93 +380,88 @@ def _held_bytes(plan: EventLogRecord) -> int:
     return held if isinstance(held, int) else 0
 
 
-def _merged_before(work: Work, log: str) -> Merged | None:
+def _merged_before(step: Step, log: str) -> MergeResult | None:
     """Return what an earlier try of this run has merged."""
-    if not work.context.retry_number:
+    if not step.context.retry_number:
         return None
-    for found in latest(work.instance, work.scope.key(FRAGMENTS), log, count=1):
+    for found in latest(step.instance, step.scope.key(FRAGMENTS), log, count=1):
         event = found.asset_materialization
         token = value_of(found, IDENTITY)
-        if event is not None and token and run_of(found) == work.context.run_id:
+        if event is not None and token and run_of(found) == step.context.run_id:
             metadata: dict[str, Value] = dict(event.metadata)  # type: ignore[arg-type]  # what was recorded then
-            return Merged(outcome=Outcome(log=log, state=IDLE, metadata=metadata))
+            return MergeResult(result=LogResult(log=log, state=IDLE, metadata=metadata))
     return None
 
 
-def _engine(work: Work, held_bytes: int) -> tuple[Engine | None, str]:
+def _engine(step: Step, held_bytes: int) -> tuple[Engine | None, str]:
     """Return where a log's keys are compared and its fragments merged, and how that is called."""
-    if held_bytes < work.limits.spark_bytes_min:
+    if held_bytes < step.limits.spark_bytes_min:
         return None, HERE
-    return SparkEngine(spark_session(work.scope.spark(work.context))), ON_SPARK
+    spark, _ = step.spark()
+    return SparkEngine(spark), ON_SPARK
 
 
-def install_compactions(work: Work) -> Iterator[Event]:
+def install_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Install each pass that was merged, and verify it; the last pass again where it does not hold or may not."""
-    recorder = Recorder(work)
-    with retried_only_when_unavailable(work.context):
-        opened = work.open()
-        for some in work.slices():
-            _install_slice(some, opened, recorder)
-        yield from recorder.finish()
-        recorder.fail(Section.COMPACTION)
-    recorder.blocked.raise_together(work.scope, len(work.logs))
+    for some in step.slices():
+        _install_slice(some, store, recorder)
 
 
-def _install_slice(work: Work, store: ObjectStore, recorder: Recorder) -> None:
-    refused, bad = _refused(work, POSSIBLE, PROOF), unverified(work)
-    unsure = {**unproven(work), **bad}
-    tokens = dict.fromkeys(unsure if work.swept else work.logs, "")
-    tokens |= {log: token for log, token in _tokens(work).items() if log not in bad}
-    installed = [log for log in work.logs if log not in refused and log in tokens]
+def _install_slice(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+    refused, bad = _refused(step, can_be_compacted, compaction_proof), unverified(step)
+    unsure = {**unproven(step), **bad}
+    tokens = dict.fromkeys(unsure if step.swept else step.logs, "")
+    tokens |= {log: token for log, token in _tokens(step).items() if log not in bad}
+    installed = [log for log in step.logs if log not in refused and log in tokens]
     for log in installed:
         if tokens[log]:
-            note(work, log, tokens[log])
-        done = install_log(store, log, tokens[log], work.limits, always=not work.swept or log in unsure)
+            note(step, log, tokens[log])
+        done = install_log(store, log, tokens[log], step.limits, always=not step.swept or log in unsure)
         # Recorded at once: a step that dies later keeps what was found about the pass.
-        recorder.add([done.outcome], list(judge_installed(replace(work, logs=[log]), [done])))
-        if done.outcome.refusal is None:
-            note(work, log, "")
-    others = replace(work, logs=[log for log in work.logs if log not in set(installed)])
+        recorder.add([done.result], list(judge_installed(replace(step, logs=[log]), [done])))
+        if done.result.refusal is None:
+            note(step, log, "")
+    others = replace(step, logs=[log for log in step.logs if log not in set(installed)])
     recorder.add(
-        [refused.get(log) or Outcome(log=log, state=IDLE) for log in others.logs], list(judge_installed(others, []))
+        [refused.get(log) or LogResult(log=log, state=IDLE) for log in others.logs], list(judge_installed(others, []))
     )
 
 
-def _tokens(work: Work) -> dict[str, str]:
+def _tokens(step: Step) -> dict[str, str]:
     """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged.
 
     A run that executes a failed one again from its failed step installs what that one has merged. An earlier try of
     the step may have installed some; those that it found to hold are left out.
     """
-    runs = executed_again(work.instance, work.context.run_id) if work.swept else set()
+    runs = executed_again(step.instance, step.context.run_id) if step.swept else set()
     found = {
         log: value_of(each, IDENTITY)
-        for log in (_due(work) if work.swept else work.logs)
-        for each in latest(work.instance, work.scope.key(FRAGMENTS), log, count=1)
-        if not work.swept or run_of(each) in runs
+        for log in (_due(step) if step.swept else step.logs)
+        for each in latest(step.instance, step.scope.key(FRAGMENTS), log, count=1)
+        if not step.swept or run_of(each) in runs
     }
     tokens = {log: str(token) for log, token in found.items() if token}
-    return {log: token for log, token in tokens.items() if not work.swept or not holds(work, log, token)}
+    return {log: token for log, token in tokens.items() if not step.swept or not holds(step, log, token)}
 
 
-def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:
+def _refused(step: Step, *checks: LogCheck) -> dict[str, LogResult]:
     """Return the logs that an earlier step of a sweep has found bad: they are left alone, and fail the last step."""
-    if not work.swept:
+    if not step.swept:
         # That step has failed, or someone wants it tried again.
         return {}
     found = {}
     for check in checks:
-        for log, known in LogRecords(work.scope, work.instance, check.asset).load(work.logs).items():
+        for log, known in step.records(check.asset).items():
             problem = known.problems.get(check.name)
             if problem is not None and problem.blocking:
                 refusal = Refusal(kind=KeyCompactionRefusedError.__name__, message=f"{check.name}: {problem.problem}")
-                found[log] = Outcome(log=log, refusal=refusal)
+                found[log] = LogResult(log=log, refusal=refusal)
     return found
 
 
 PLANNED = LogAsset(
     name=PLAN,
-    step=plan_compactions,
+    do=plan_compactions,
     description=(
         "How dirty a log is, for how long, what keeps the rest from being compacted, and whether a pass is due. No keys"
         " are read, and nothing is changed. In a sweep, the most urgent logs are chosen."
@@ -347,11 +469,10 @@ PLANNED = LogAsset(
     deps=("manifest", "rollup"),
     uses=("store", "collection"),
     section=Section.COMPACTION,
-    checks=(POSSIBLE, IN_TIME),
 )
 MERGED = LogAsset(
     name=FRAGMENTS,
-    step=merge_compactions,
+    do=merge_compactions,
     description=(
         "The fragments that a pass wrote, without superseded records and expired tombstones, and its record with the"
         " proof. Nothing leads to them until they are installed."
@@ -360,11 +481,10 @@ MERGED = LogAsset(
     uses=("store", "spark", "collection"),
     pool="wal3_key_compaction",
     section=Section.COMPACTION,
-    checks=(PROOF,),
 )
 COMPACTED = LogAsset(
     name=INSTALLED,
-    step=install_compactions,
+    do=install_compactions,
     description=(
         "A log's manifest after a merged pass was installed by one change of it, and verified; or why it was overtaken."
         " What it replaced is deleted an interval later."
@@ -372,7 +492,6 @@ COMPACTED = LogAsset(
     deps=(FRAGMENTS,),
     uses=("store", "collection"),
     section=Section.COMPACTION,
-    checks=(VERIFIED,),
 )
 ASSETS = (PLANNED, MERGED, COMPACTED)
 JOB = LogJob(
@@ -389,11 +508,3 @@ DAILY = LogSchedule(
         " became overdue, or whose tombstones expired, without an append. Off until turned on: it drops records."
     ),
 )
-
-
-def workflow(scope: Scope) -> Definitions:
-    """Return the assets with their checks, their jobs, and the schedule."""
-    return Definitions.merge(
-        build_jobs(scope, [JOB]),
-        Definitions(assets=[each.build(scope) for each in ASSETS], schedules=[build_schedule(scope, DAILY)]),
-    )

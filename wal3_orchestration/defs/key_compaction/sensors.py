@@ -1,0 +1,87 @@
+"""The sensor that chooses logs for key compaction, the most urgent first.
+
+A slow sweep: it looks at each manifest, and outlines only those logs whose manifest shows that something may be due.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.compaction.reports import choose, may_be_due
+from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.defs.key_compaction.assets import JOB, outlines
+from wal3_orchestration.defs.key_compaction.checks import INSTALLED
+from wal3_orchestration.framework.log_records import NOTHING, LogRecords
+from wal3_orchestration.framework.store import read_manifests
+from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster import SensorEvaluationContext, SensorResult
+
+    from wal3_core.compaction.reports import KeyCompactionPlan
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.framework.scope import Scope
+
+# Merging one log is work enough for a run.
+RUNS_OF_ONE_LOG_MAX = 16
+REASON = "a key compaction is due"
+# A log whose run has failed is asked for again so much later.
+AGAIN_S = 24 * 60 * 60
+
+
+def find_due(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+    """Request runs for the most urgent of the logs that are due; those that cannot be read are named, and skipped."""
+
+    def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
+        found = outlines(store, [log for log, manifest in read_manifests(store, logs) if may_be_due(manifest)])
+        for each in found:
+            if each.problem is not None:
+                context.log.warning("%s: %s", each.log, each.problem)
+        plans = [each.plan for each in found if each.plan is not None]
+        return _keys(scope, context, choose(plans, logs_max=scope.collection(context).compactions_max).chosen)
+
+    return go_over_logs(
+        scope,
+        context,
+        find,
+        job=JOB,
+        reason=REASON,
+        nothing="no key compaction is due",
+        alone_max=RUNS_OF_ONE_LOG_MAX,
+    )
+
+
+def _keys(scope: Scope, context: SensorEvaluationContext, plans: Sequence[KeyCompactionPlan]) -> dict[str, str]:
+    """Name the run of each log by how far it is compacted, and by what became of it last.
+
+    Appends alone do not change the key: a run that is under way takes them in, or leaves them to the next pass.
+    """
+    records = LogRecords(scope, context.instance, INSTALLED).load([plan.log for plan in plans])
+    day = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S))
+    return {
+        plan.log: "/".join(
+            [
+                plan.log,
+                plan.log_id,
+                f"{plan.clean_limit}-{plan.expired_below}",
+                f"{records.get(plan.log, NOTHING).number}-{day}",
+            ]
+        )
+        for plan in plans
+    }
+
+
+DUE = LogSensor(
+    name="key_compaction",
+    tick=find_due,
+    jobs=(JOB,),
+    period_s=300,
+    description=(
+        "Starts key compactions of the logs that are due: those over their largest lag first, then those with expired"
+        " tombstones, then by the share of bytes or records that is dirty. Off until turned on: it drops records."
+    ),
+    uses=("store", "collection"),
+    running=False,
+)

@@ -1,0 +1,1 @@
+"""What a workflow is made of: knows Dagster, and no workflow."""

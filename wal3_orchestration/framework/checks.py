@@ -1,0 +1,295 @@
+"""A check over all known logs: red while any of them is bad, and its failure names the logs.
+
+Dagster shows one result of a check. With a result for each log, a sound log's would hide a damaged one's, and
+with thousands of logs the pages that show them no longer open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec, Failure, MetadataValue
+
+from wal3_orchestration.framework.runbook import address, command, find_remedy, link, remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from dagster import JsonMetadataValue, TimestampMetadataValue
+
+    from wal3_core.model.retried import Retried
+    from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
+    from wal3_orchestration.framework.runbook import Section
+    from wal3_orchestration.framework.scope import Scope
+
+    Value = bool | int | float | str | JsonMetadataValue | TimestampMetadataValue
+    # Takes what a step found of a log, and the limits; returns what is wrong with it, or None.
+    Judge = Callable[[Any, Any], str | None]
+
+# The logs that a check found bad in its own run, as its metadata names them.
+FOUND = "found"
+_ROWS_MAX = 50
+_FOUND_MAX = 20
+_SPOKEN_MAX = 3
+_NAMED_MAX = 10
+_CELL_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCheck:
+    """A check of an asset over all known logs; its failure names the bad ones, a section and a command.
+
+    In ``next_command``, LOG stands for the log's name. A log that the check does not apply to is not judged.
+    """
+
+    name: str
+    asset: str
+    description: str
+    section: Section
+    next_command: tuple[str, ...]
+    judge: Judge
+    blocking: bool
+    blocks: Callable[[Any], bool]
+    applies: Callable[[Any], bool]
+    details: Callable[[Any], Mapping[str, Value]]
+
+    def build(self, scope: Scope) -> AssetCheckSpec:
+        """Return the check of one store."""
+        return AssetCheckSpec(
+            self.name,
+            asset=scope.key(self.asset),
+            blocking=self.blocking,
+            description=self.description,
+            metadata={"runbook": link(scope, self.section)},
+        )
+
+    def result(self, log: str, found: object, limits: object = None) -> CheckResult:
+        """Judge what was found of a log."""
+        problem = self.judge(found, limits)
+        blocking = self.blocking and problem is not None and self.blocks(found)
+        return CheckResult(check=self, log=log, problem=problem, blocking=blocking, details=self.details(found))
+
+    def section_of(self, problem: str) -> Section:
+        """Return the section of the runbook on a problem: that of its remedy, if it has one."""
+        found = find_remedy(self.name, problem)
+        return self.section if found is None else found.section
+
+
+_CHECKS: dict[str, list[LogCheck]] = {}
+
+
+def log_check(  # noqa: PLR0913 - all that differs between checks
+    *,
+    asset: str,
+    section: Section,
+    next_command: tuple[str, ...],
+    blocking: bool = False,
+    blocks: Callable[[Any], bool] = lambda _found: True,
+    applies: Callable[[Any], bool] = lambda _found: True,
+    details: Callable[[Any], Mapping[str, Value]] = lambda _found: {},
+) -> Callable[[Judge], LogCheck]:
+    """Make a function a check of an asset: its name is the check's, its docstring the description.
+
+    The function returns what is wrong with a log, or None. A failure of a ``blocking`` check stops later steps; with
+    ``blocks``, only of a log for which that is true.
+    """
+
+    def build(judge: Judge) -> LogCheck:
+        check = LogCheck(
+            name=judge.__name__,
+            asset=asset,
+            description=" ".join((judge.__doc__ or "").split()),
+            section=section,
+            next_command=next_command,
+            judge=judge,
+            blocking=blocking,
+            blocks=blocks,
+            applies=applies,
+            details=details,
+        )
+        _CHECKS.setdefault(asset, []).append(check)
+        return check
+
+    return build
+
+
+def checks_of(asset: str) -> list[LogCheck]:
+    """Return the checks of an asset."""
+    return _CHECKS.get(asset, [])
+
+
+def judged(asset: str, log: str, found: object, limits: object) -> Iterator[CheckResult]:
+    """Judge what was found of a log by each check of the asset that applies."""
+    yield from (each.result(log, found, limits) for each in checks_of(asset) if each.applies(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """A check's result for a log; ``problem`` is None when it passed. Only a ``blocking`` failure stops later steps.
+
+    ``log_id`` is the life of the log that was judged, if the result is void for another one.
+    """
+
+    check: LogCheck
+    log: str
+    problem: str | None
+    blocking: bool = False
+    log_id: str | None = None
+    details: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str | None:
+        """The URL of the first damaged object."""
+        file = self.details.get("file")
+        return file if isinstance(file, str) else None
+
+
+class Blocked:
+    """The blocking failures of a step's checks: how many, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[CheckResult] = []
+
+    def add(self, result: CheckResult) -> None:
+        """Count a result, if it is a blocking failure."""
+        if result.blocking and result.problem is not None:
+            self.count += 1
+            if len(self.first) < _NAMED_MAX:
+                self.first.append(replace(result, details={}))
+
+    def raise_together(self, scope: Scope, total: int) -> None:
+        """Fail the step for good, with a sentence, if a blocking check failed: later steps do not start."""
+        if not self.count:
+            return
+        first = self.first[0]
+        more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        said = "; ".join(f"{each.log}: {each.check.name}: {each.problem}" for each in self.first)
+        where = address(scope, first.check.section_of(first.problem or ""))
+        hint = f". Next: {command(scope, first.check.next_command, first.log)}. See {where}"
+        raise Failure(f"{self.count} of {total} logs: {said}{more}{hint}", allow_retries=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckFindings:
+    """What is known of one check: what this run found, and which of all known logs are bad. Only the first are kept."""
+
+    check: LogCheck
+    num_judged: int = 0
+    # Those of this run that failed, with the details of the first; ``only`` is the first result of all.
+    here: dict[str, CheckResult] = field(default_factory=dict)
+    only: CheckResult | None = None
+    num_known: int = 0
+    num_bad: int = 0
+    bad: dict[str, KnownProblem] = field(default_factory=dict)
+    severe: bool = False
+    # Those in ``here`` that are known, too.
+    num_both: int = 0
+
+    def judge(self, result: CheckResult) -> None:
+        """Count what this run found of a log."""
+        self.num_judged += 1
+        self.only = result if self.num_judged == 1 else None
+        if result.problem is None:
+            return
+        self.severe |= result.blocking
+        if len(self.here) < _ROWS_MAX:
+            self.here[result.log] = replace(result, details={}) if self.here else result
+
+    def know(self, log: str, record: LogRecord) -> None:
+        """Count a known log, which may be bad since an earlier run."""
+        self.num_known += 1
+        known = record.problems.get(self.check.name)
+        if known is None:
+            return
+        self.num_bad += 1
+        self.num_both += log in self.here
+        self.severe |= known.blocking
+        if len(self.bad) < _ROWS_MAX:
+            self.bad[log] = known
+
+
+def evaluate(scope: Scope, found: CheckFindings, retried: Retried | None = None) -> AssetCheckEvaluation:
+    """Judge the whole store; ``retried`` is what Spark ran again for this run, if it was used."""
+    check, failed = found.check, bool(found.bad or found.here)
+    # The details of the first log that failed here, or of the only one.
+    shown = next(iter(found.here.values()), found.only)
+    here = [{"log": each.log, "problem": each.problem} for each in list(found.here.values())[:_FOUND_MAX]]
+    return AssetCheckEvaluation(
+        asset_key=scope.key(check.asset),
+        check_name=check.name,
+        passed=not failed,
+        severity=AssetCheckSeverity.ERROR if found.severe else AssetCheckSeverity.WARN,
+        description=_sentence(found) if failed else None,
+        metadata={
+            "logs": found.num_known,
+            "judged": found.num_judged,
+            "bad": found.num_bad,
+            **({"bad logs": MetadataValue.md(_bad_logs(scope, found))} if found.bad else {}),
+            **({FOUND: MetadataValue.json(here)} if here else {}),
+            **({} if shown is None else shown.details),
+            **retried_metadata(retried),
+            **_advice(scope, found),
+        },
+    )
+
+
+def _sentence(found: CheckFindings) -> str:
+    """Speak of this run's logs first: an alert is about them. Those of them that are no longer known count, too."""
+    said = {log: result.problem for log, result in found.here.items()}
+    said |= {log: known.problem for log, known in found.bad.items() if log not in said}
+    first = [f"{log}: {problem}" for log, problem in list(said.items())[:_SPOKEN_MAX]]
+    num_failed = found.num_bad + len(found.here) - found.num_both
+    more = f"; and {num_failed - _SPOKEN_MAX} more" if num_failed > _SPOKEN_MAX else ""
+    return f"{'; '.join(first)}{more}"
+
+
+def _bad_logs(scope: Scope, found: CheckFindings) -> str:
+    rows = [
+        (log, known.problem, f"`{command(scope, found.check.next_command, log)}`") for log, known in found.bad.items()
+    ]
+    more = f"\n\nand {found.num_bad - _ROWS_MAX} more" if found.num_bad > _ROWS_MAX else ""
+    return f"{table(('log', 'problem', 'next command'), rows)}{more}"
+
+
+def _advice(scope: Scope, found: CheckFindings) -> dict[str, Any]:
+    """Say what to do about the first log: the runbook's first steps, its section, a first command."""
+    bad: Mapping[str, CheckResult | KnownProblem] = found.here or found.bad
+    for log, known in bad.items():
+        check, problem = found.check, known.problem or ""
+        steps = remedy(scope, check.name, log, problem, known.file)
+        return {
+            "log": log,
+            "problem": problem,
+            **({} if known.file is None else {"file": known.file}),
+            **({} if steps is None else {"remedy": MetadataValue.md(steps)}),
+            "runbook": link(scope, check.section_of(problem)),
+            "next_command": command(scope, check.next_command, log),
+            "folder": f"{scope.store_url.partition('?')[0].rstrip('/')}/{log}/",
+        }
+    return {}
+
+
+def retried_metadata(retried: Retried | None) -> dict[str, Value]:
+    """Say what Spark ran again for a step; nothing where Spark was not used."""
+    if retried is None:
+        return {}
+    return {
+        "tasks retried": retried.num_tasks,
+        "executors lost": retried.num_executors,
+        **({"stages run again": retried.num_stages} if retried.num_stages else {}),
+        **({"copies of slow tasks": retried.num_copies} if retried.num_copies else {}),
+        **({"retried because": retried.why} if retried.reasons else {}),
+    }
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; a long cell is cut."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    plain = " ".join(text.split()).replace("|", "\\|")
+    return plain if len(plain) <= _CELL_CHARS_MAX else f"{plain[:_CELL_CHARS_MAX]}…"

@@ -1,0 +1,471 @@
+"""Records what a step found in Dagster: each log by its partition, and the store as a whole.
+
+A run of an asset records each of its logs. A sweep records one materialization without a partition, which sums up
+the run, and reports the logs whose state is not the one that was recorded last, each with the id of the run. So
+what Dagster stores follows what was written, not how many logs there are; and what a sweep holds in memory does not
+either, as it records slice by slice.
+
+What a check found bad is remembered at once, and stands until a step finds it good that knew of it when it began: runs
+may be at work on a log at once, and a slow one may have judged what was there before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetMaterialization,
+    AssetObservation,
+    AssetRecordsFilter,
+    DataVersion,
+    MaterializeResult,
+    MetadataValue,
+    Output,
+)
+
+from wal3_core.errors import UnavailableError
+from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.framework.checks import Blocked, CheckFindings, evaluate, retried_metadata, table
+from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
+from wal3_orchestration.framework.runbook import address
+from wal3_orchestration.framework.scope import REASON_TAG, ROLLED_UP
+from wal3_orchestration.framework.step import Failures, slices
+from wal3_orchestration.framework.store import read_states, require_few_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from dagster import AssetKey, DagsterInstance, EventLogRecord
+
+    from wal3_core.fleet.outcomes import Refusal
+    from wal3_core.model.retried import Retried
+    from wal3_orchestration.framework.checks import CheckResult, Value
+    from wal3_orchestration.framework.runbook import Section
+    from wal3_orchestration.framework.step import Step
+
+    Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
+
+# Where the work of a step was done, as its metadata says.
+HERE, ON_SPARK = "this process", "Spark"
+# What a sweep's event of a log begins with, before the id of the run.
+RUN = "recorded by run"
+# The state of a log at which nothing is left to do. So are the logs that no sweep has recorded yet.
+IDLE = "nothing is left to do"
+_STATE_CHARS = 16
+# Say how a step was done, not what it found.
+_NO_STATE = frozenset({"done_by", "wait_s"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogResult:
+    """What a step found or did for a log, or why it failed there.
+
+    ``state`` identifies what was found; without it, the metadata does. A sweep records a log whose state is not
+    the one that was recorded last, and every ``notable`` one; it leaves out the labels in ``implied``, which the log's
+    data version or its manifest's event says. ``due_from`` is where the log begins, and which life of it that is, if
+    garbage waits to be pruned.
+    """
+
+    log: str
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    refusal: Refusal | None = None
+    state: str | None = None
+    notable: bool = False
+    implied: tuple[str, ...] = ()
+    data_version: str | None = None
+    due_from: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that is another one when the state is."""
+        return fingerprint(self.state) if self.state is not None else fingerprint(json.dumps(self._plain()))
+
+    def _plain(self) -> dict[str, object]:
+        return {
+            label: getattr(value, "value", value) for label, value in self.metadata.items() if label not in _NO_STATE
+        }
+
+
+def fingerprint(state: str) -> str:
+    """Shorten a state: there is one for each log and asset."""
+    return hashlib.sha256(state.encode()).hexdigest()[:_STATE_CHARS]
+
+
+def latest(instance: DagsterInstance, key: AssetKey, log: str, *, count: int) -> Sequence[EventLogRecord]:
+    """Return a log's newest materializations, newest first."""
+    return instance.fetch_materializations(AssetRecordsFilter(key, asset_partitions=[log]), limit=count).records
+
+
+def run_of(found: EventLogRecord) -> str:
+    """Return the id of the run that recorded a materialization."""
+    said = "" if found.asset_materialization is None else found.asset_materialization.description or ""
+    return said.removeprefix(f"{RUN} ") if said.startswith(RUN) else found.run_id
+
+
+def executed_again(instance: DagsterInstance, run_id: str) -> set[str]:
+    """Return the ids of a run and of those that it executes again."""
+    _, runs = instance.get_run_group(run_id) or ("", [])
+    return {run_id, *(run.run_id for run in runs)}
+
+
+def value_of(found: EventLogRecord, label: str) -> object:
+    """Return a materialization's metadata value for a label; None when it has none."""
+    materialization = found.asset_materialization
+    value = None if materialization is None else materialization.metadata.get(label)
+    return None if value is None else value.value
+
+
+# What is the same for all logs of a step.
+SAID_ONCE = "done_by"
+# Each of these has an event of its own.
+_RECORDED_ROWS_MAX = 10
+# The numbers that can be added up over logs.
+_ADDED = (
+    "records",
+    "bytes",
+    "fragments",
+    "snapshots",
+    "steps",
+    "objects",
+    "orphans",
+    "garbage_documents",
+    "due",
+    "superseded",
+    "expired",
+    "pending",
+    "leased",
+    "dead",
+)
+
+
+class Totals:
+    """The sums of a sweep: over the logs that are done, of which those that are new have events of their own."""
+
+    def __init__(self) -> None:
+        self.num_done = 0
+        self.num_new = 0
+        self._totals: Counter[str] = Counter()
+        self._ways: set[str] = set()
+        self._first: list[LogResult] = []
+        self._labels: set[str] = set()
+
+    def add(self, done: Sequence[LogResult], new: Sequence[LogResult]) -> None:
+        """Add what was found of some logs."""
+        self.num_done += len(done)
+        self.num_new += len(new)
+        for each in done:
+            # Also a label whose sum is zero is shown.
+            self._totals.update({label: _number(each.metadata[label]) for label in _ADDED if label in each.metadata})
+            if SAID_ONCE in each.metadata:
+                self._ways.add(str(each.metadata[SAID_ONCE]))
+        for each in new:
+            self._labels.update(each.metadata)
+        self._first += new[: _RECORDED_ROWS_MAX - len(self._first)]
+
+    def metadata(self) -> dict[str, Value]:
+        """Return the totals, and where the work was done."""
+        totals: dict[str, Value] = {f"total {label}": self._totals[label] for label in _ADDED if label in self._totals}
+        return {**totals, **({SAID_ONCE: ", ".join(sorted(self._ways))} if self._ways else {})}
+
+    def first_table(self) -> str:
+        """Return the numbers of the first new logs as a Markdown table."""
+        labels = [label for label in _ADDED if label in self._labels]
+        rows = [(each.log, *(str(each.metadata.get(label, "")) for label in labels)) for each in self._first]
+        return table(("log", *labels), rows)
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0
+
+
+# Stores with more logs than this have too many labels for the page that plots them.
+PLOTTED_LOGS_MAX = 50
+# A sweep over some logs records that a check still passes at most so often: each evaluation is stored three times.
+PASSED_S = 6 * 60 * 60
+
+
+class Recorder:
+    """Takes what a step finds, and records it in Dagster; of a sweep, it keeps sums and the first failures only.
+
+    ``failures`` and ``blocked`` are those of the logs that have failed so far. Logs that a sweep finds gone do not
+    count.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._records = LogRecords(step.scope, step.instance, step.asset)
+        self._gone: set[str] = set()
+        self._totals = Totals()
+        self._plotted: list[LogResult] | None = [] if len(self._known()) <= PLOTTED_LOGS_MAX else None
+        # A run of chosen logs records them at its end, and remembers them then.
+        self._chosen: list[LogResult] = []
+        self._unsaved: list[LogResult] = []
+        self._known_before = _stamps(
+            record for some in slices(step.logs) for record in self._records.load(some).items()
+        )
+        self._found: dict[str, CheckFindings] = {}
+        self._retried: Retried | None = None
+        self.failures = Failures()
+        self.blocked = Blocked()
+
+    def add(
+        self, results: Sequence[LogResult], judged: Sequence[CheckResult] = (), *, retried: Retried | None = None
+    ) -> None:
+        """Take what was found of some logs, and remember it for each; a sweep records those that changed now.
+
+        ``retried`` is what Spark ran again for it, if it was used.
+        """
+        if retried is not None:
+            self._retried = retried if self._retried is None else self._retried + retried
+        failed = {each.log for each in results if each.refusal is not None}
+        failed |= {each.log for each in judged if each.problem is not None}
+        self._gone |= gone_logs(self._step, failed, self._gone)
+        left = [each for each in judged if each.log not in self._gone]
+        for each in left:
+            self._found.setdefault(each.check.name, CheckFindings(check=each.check)).judge(each)
+            self.blocked.add(each)
+        self._take([each for each in results if each.log not in self._gone], left)
+
+    def _take(self, results: Sequence[LogResult], judged: Sequence[CheckResult]) -> None:
+        before = self._records.load(dict.fromkeys([*(o.log for o in results), *(v.log for v in judged)]))
+        for each in results:
+            if each.refusal is not None:
+                self.failures.add(each.log, each.refusal)
+        done = [each for each in results if each.refusal is None]
+        new = [each for each in done if not self._step.swept or _is_new(each, before)]
+        if self._plotted is not None:
+            self._plotted += new
+        by = f"{self._step.context.run.run_id}/{self._step.context.retry_number}"
+        with_result = {each.log for each in results}
+        self._records.save(_judged(judged, before, with_result, known=self._known_before, by=by))
+        if self._step.swept:
+            self._totals.add(done, new)
+            self._report(new)
+            self._remember(results)
+        else:
+            self._chosen += done
+            self._unsaved += results
+
+    def _remember(self, results: Sequence[LogResult]) -> None:
+        """Remember the states, beside the problems that are known by now."""
+        self._records.save(_states(results, self._records.load(each.log for each in results)))
+
+    def _report(self, new: Iterable[LogResult]) -> None:
+        """Report, and do not yield: an event of a run is larger by a kilobyte, and each is stored twice."""
+        step, why = self._step, _why(self._step)
+        for each in new:
+            step.instance.report_runless_asset_event(_materialization(step, each, why, by=step.context.run_id))
+
+    def finish(self) -> Iterator[Event]:
+        """Record the step as a whole, and what the checks of the whole store say now."""
+        step = self._step
+        said = {**_why(step), **retried_metadata(self._retried)}
+        if step.swept:
+            yield self._summary(said)
+        else:
+            yield from _chosen(step, self._chosen, said)
+        yield from (_over_time(step, each) for each in self._plotted or ())
+        self._remember(self._unsaved)
+        yield from self._checks()
+
+    def fail(self, section: Section) -> None:
+        """Fail the step if any log failed, or a blocking check did; for good, unless a failure is transient.
+
+        A step of a sweep that others come after fails only to be repeated: they leave such a log alone, and fail.
+        """
+        step, num_logs = self._step, len(self._step.logs) - len(self._gone)
+        hint = f". See {address(step.scope, section)}"
+        if self.failures.transient:
+            self.failures.raise_together(num_logs, hint=hint)
+        if step.last or not step.swept:
+            self.blocked.raise_together(step.scope, len(step.logs))
+            self.failures.raise_together(num_logs, hint=hint)
+
+    def _known(self) -> list[str]:
+        return [log for log in self._step.scope.known_logs(self._step.instance) if log not in self._gone]
+
+    def _summary(self, said: Mapping[str, Value]) -> AssetMaterialization:
+        step, totals = self._step, self._totals
+        num_logs = sum(log not in self._gone for log in step.logs)
+        failed = table(("log", "why"), list(self.failures.first.items()))
+        return AssetMaterialization(
+            step.key,
+            description=f"{num_logs} logs, {totals.num_new} of them recorded, {num_logs - totals.num_done} not done",
+            metadata={
+                "logs": num_logs,
+                "recorded": totals.num_new,
+                "not done": num_logs - totals.num_done,
+                **({"gone": len(self._gone)} if self._gone else {}),
+                **totals.metadata(),
+                **said,
+                **({"first recorded": MetadataValue.md(totals.first_table())} if totals.num_new else {}),
+                **({"failed": MetadataValue.md(failed)} if self.failures.count else {}),
+            },
+        )
+
+    def _checks(self) -> Iterator[Event]:
+        step, found = self._step, self._found.values()
+        if not step.swept:
+            for each in found:
+                yield Output(None, output_name=each.check.build(step.scope).get_python_identifier())
+        known = self._known()
+        for some in slices(known):
+            records = self._records.load(some)
+            for log in some:
+                for each in found:
+                    each.know(log, records.get(log, NOTHING))
+        of_some = step.swept and len(step.logs) < len(known)
+        for each in found:
+            evaluated = evaluate(step.scope, each, self._retried)
+            if not (of_some and evaluated.passed and _passed_lately(step, evaluated)):
+                yield evaluated
+
+
+def _chosen(step: Step, done: Sequence[LogResult], said: Mapping[str, Value]) -> Iterator[Event]:
+    """Record each log; if one is missing, log by log, so that nothing downstream starts."""
+    if len(done) < len(step.logs):
+        yield from (_materialization(step, each, said) for each in done)
+        return
+    for each in done:
+        metadata = {**each.metadata, **said}
+        step.context.add_asset_metadata(metadata, partition_key=each.log)  # type: ignore[union-attr]  # not swept
+    version = _data_version(done)
+    yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
+
+
+def _is_new(result: LogResult, before: Mapping[str, LogRecord]) -> bool:
+    known = before.get(result.log, NOTHING).state
+    return result.notable or not (result.fingerprint == known or (result.state == IDLE and not known))
+
+
+def _materialization(
+    step: Step, result: LogResult, said: Mapping[str, Value], *, by: str | None = None
+) -> AssetMaterialization:
+    """Return a log's event; for a sweep, short enough that SQLite stores two to a page, or three."""
+    metadata = result.metadata
+    if by is not None:
+        left_out = {*result.implied, SAID_ONCE}
+        metadata = {label: value for label, value in metadata.items() if value and label not in left_out}
+    return AssetMaterialization(
+        step.key,
+        partition=result.log,
+        description=None if by is None else f"{RUN} {by}",
+        metadata={**metadata, **said},
+        tags=_version_tag(result),
+    )
+
+
+def _why(step: Step) -> dict[str, Value]:
+    """Name the roll-up of dirty logs that asked for the run, if one did."""
+    reason = step.context.run.tags.get(REASON_TAG, "")
+    return {"why": reason} if reason.startswith(ROLLED_UP) else {}
+
+
+def _version_tag(result: LogResult) -> dict[str, str] | None:
+    return None if result.data_version is None else {"dagster/data_version": result.data_version}
+
+
+def _data_version(done: Sequence[LogResult]) -> DataVersion | None:
+    """Return the log's data version; a run over several logs can carry only one, made from all of theirs."""
+    if not done or done[0].data_version is None:
+        return None
+    if len(done) == 1:
+        return DataVersion(done[0].data_version)
+    versions = "\n".join(f"{each.log} {each.data_version}" for each in done)
+    return DataVersion(hashlib.sha256(versions.encode()).hexdigest())
+
+
+def _over_time(step: Step, result: LogResult) -> AssetObservation:
+    """Put the log's name into the labels: Dagster plots a label over time, mixing the partitions that share it."""
+    numbers = {
+        f"{result.log}: {label}": value
+        for label, value in result.metadata.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return AssetObservation(step.key, partition=result.log, metadata=numbers, tags=_version_tag(result))
+
+
+Stamp = tuple[str, str, str | None]
+
+
+def _stamps(records: Iterable[tuple[str, LogRecord]]) -> set[Stamp]:
+    """Return of each problem its log, its check, and the step that found it."""
+    return {(log, check, known.found_by) for log, record in records for check, known in record.problems.items()}
+
+
+def _judged(
+    judged: Iterable[CheckResult], before: Mapping[str, LogRecord], with_result: set[str], *, known: set[Stamp], by: str
+) -> dict[str, LogRecord]:
+    """Return the new record of each log whose problems are other ones now: a good result ends only ``known`` ones."""
+    after: dict[str, LogRecord] = {}
+    for each in judged:
+        old = after.get(each.log) or before.get(each.log, NOTHING)
+        problems, name = dict(old.problems), each.check.name
+        if each.problem is not None:
+            problems[name] = KnownProblem(
+                problem=each.problem, blocking=each.blocking, file=each.file, log_id=each.log_id, found_by=by
+            )
+        elif name in problems and (each.log, name, problems[name].found_by) in known:
+            del problems[name]
+        # Refused by a check: what is found once it no longer is, is new.
+        state = old.state if each.log in with_result else ""
+        after[each.log] = replace(old, problems=problems, state=state)
+    return {log: record for log, record in after.items() if record != before.get(log, NOTHING)}
+
+
+def _states(results: Sequence[LogResult], before: Mapping[str, LogRecord]) -> dict[str, LogRecord]:
+    """Return the new record of each log whose state is another one now."""
+    found = {each.log: each for each in results}
+    after = {
+        log: replace(old, **_state(each, old)) for log, each in found.items() for old in [before.get(log, NOTHING)]
+    }
+    return {log: record for log, record in after.items() if record != before.get(log, NOTHING)}
+
+
+def _state(result: LogResult, old: LogRecord) -> dict[str, Any]:
+    if result.refusal is not None and result.state is None:
+        return {}
+    if result.state == IDLE and not old.state:
+        return {}
+    number = old.number + (result.fingerprint != old.state)
+    due: dict[str, Any] = {"due_s": 0.0, "due_from": ""}
+    if result.due_from is not None:
+        waits = bool(old.due_s) and old.due_from == result.due_from
+        due_s = old.due_s if waits else shared_runtime().now_us() / US_PER_S
+        due = {"due_s": due_s, "due_from": result.due_from}
+    return {"state": result.fingerprint, "number": number, **due}
+
+
+def _passed_lately(step: Step, found: AssetCheckEvaluation) -> bool:
+    """Return whether a check's newest evaluation says the same, so that another one is not news yet."""
+    last = step.instance.get_latest_asset_check_evaluation_record(found.asset_check_key)
+    said = None if last is None or last.event is None else last.event.asset_check_evaluation
+    if last is None or last.event is None or said is None or not said.passed:
+        return False
+    return 0 <= shared_runtime().now_us() / US_PER_S - last.event.timestamp < PASSED_S
+
+
+def gone_logs(step: Step, failed: Collection[str], before: Collection[str]) -> set[str]:
+    """Return those of a sweep's logs that failed because they no longer exist; one look at each that failed.
+
+    A log of which fragments are left is not gone, but damaged. Failure when so many are gone, with those found gone
+    ``before``, that it is more likely a fault of the store.
+    """
+    if not step.swept or not failed:
+        return set()
+    try:
+        store = step.open()
+        gone = set(failed) - {state.log for state in read_states(store, sorted(failed))}
+    except UnavailableError:
+        # The step fails for these, or is repeated.
+        return set()
+    if gone:
+        known = step.scope.known_logs(step.instance)
+        vanished = sorted((gone | set(before)) & set(known))
+        require_few_lost(step.scope, store, known, vanished, step.scope.store(step.context))
+    return gone

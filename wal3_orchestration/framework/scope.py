@@ -1,0 +1,154 @@
+"""The names of one store's definitions, so that several stores fit into one code location.
+
+A name is given to a store when other definitions stand beside its own: every job, sensor, schedule, pool,
+resource and set of partitions then begins with it. The default scope, without a name, is the code location
+that has one store and nothing else. A log's name is its partition's key, the ``/`` between its parts included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dagster import AssetKey, DynamicPartitionsDefinition, RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dagster import DagsterInstance
+    from dagster_pyspark import LazyPySparkResource
+
+    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
+
+LOGS_NAME = "log"
+OWNERS = ("team:wal3",)
+RUNBOOK = "docs/operations.md"
+STORE_TAG = "wal3/store"
+# Why a run was asked for.
+REASON_TAG = "wal3/reason"
+# dagster.yaml allows one run at a time for each value of this tag.
+LOG_TAG = "wal3/log"
+# The pruning sensor collects what runs with this tag have planned.
+COLLECT_TAG = "wal3/collect"
+# Dagster's own: which request of a sensor a run fulfils.
+RUN_KEY_TAG = "dagster/run_key"
+# What the reason of a run begins with that a roll-up of dirty logs asked for.
+ROLLED_UP = "roll-up"
+# One group, so that the UI opens on the whole graph.
+GROUP = "log_maintenance"
+_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+def range_tags(first: str, last: str) -> dict[str, str]:
+    """Return the tags of a run over the partitions from ``first`` to ``last``, both included."""
+    return dict(zip(_RANGE_TAGS, (first, last), strict=True))
+
+
+def run_request(
+    first: str, last: str, *, run_key: str | None = None, tags: Mapping[str, str] | None = None, store_name: str = ""
+) -> RunRequest:
+    """Ask for one run over the partitions from ``first`` to ``last``, both included.
+
+    ``store_name`` is the scope's name: logs of two stores may have the same name.
+    """
+    if first == last:
+        tag = Scope(name=store_name).log_tag(first)
+        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: tag, **(tags or {})})
+    return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
+
+
+class Context(Protocol):
+    """What Dagster hands to a step or a tick."""
+
+    @property
+    def instance(self) -> DagsterInstance:
+        """The instance of the run or tick."""
+        ...
+
+    @property
+    def resources(self) -> object:
+        """The resources that the definition requires."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One store's names, and what all of its definitions carry.
+
+    ``owners`` are e-mail addresses or ``team:NAME``. ``runbook`` is the address of docs/operations.md;
+    ``store_url`` is shown, and holds no credentials.
+    """
+
+    name: str = ""
+    key_prefix: tuple[str, ...] = ()
+    owners: tuple[str, ...] = OWNERS
+    runbook: str = RUNBOOK
+    store_url: str = ""
+
+    def named(self, name: str) -> str:
+        """Return a definition's name in this scope."""
+        return f"{self.name}_{name}" if self.name else name
+
+    def key(self, asset: str) -> AssetKey:
+        """Return an asset's key in this scope."""
+        return AssetKey([*self.key_prefix, asset])
+
+    def log_tag(self, log: str) -> str:
+        """Return the value of LOG_TAG for a log."""
+        return f"{self.name}:{log}" if self.name else log
+
+    def has(self, key: AssetKey) -> bool:
+        """Return whether an asset's key is of this scope."""
+        return tuple(key.path[:-1]) == self.key_prefix
+
+    def keys(self, assets: Iterable[str]) -> list[AssetKey]:
+        """Return assets' keys in this scope."""
+        return [self.key(asset) for asset in assets]
+
+    @property
+    def group(self) -> str:
+        """The group of the store's assets."""
+        return self.named(GROUP)
+
+    @property
+    def logs_name(self) -> str:
+        """The name of the set of partitions."""
+        return self.named(LOGS_NAME)
+
+    @property
+    def logs(self) -> DynamicPartitionsDefinition:
+        """The store's logs, as partitions."""
+        return DynamicPartitionsDefinition(name=self.logs_name)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of the store's assets and runs."""
+        return {STORE_TAG: self.name or "default"}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What every definition of the store shows. Assets have owners of their own; elsewhere Dagster has no field."""
+        return {"store": self.store_url, "owners": ", ".join(self.owners)}
+
+    def _resource(self, context: Context, name: str) -> Any:  # noqa: ANN401 - by its name only
+        return getattr(context.resources, self.named(name))
+
+    def store(self, context: Context) -> StoreResource:
+        """Return the store's resource."""
+        return self._resource(context, "store")  # type: ignore[no-any-return]
+
+    def collection(self, context: Context) -> CollectionResource:
+        """Return the limits of collections, and the thresholds of checks."""
+        return self._resource(context, "collection")  # type: ignore[no-any-return]
+
+    def rollup(self, context: Context) -> RollUpResource:
+        """Return when marked logs are maintained, and the thresholds of the checks of dirty logs."""
+        return self._resource(context, "rollup")  # type: ignore[no-any-return]
+
+    def spark(self, context: Context) -> LazyPySparkResource:
+        """Return the Spark session's resource; the session is not started by this."""
+        return self._resource(context, "spark")  # type: ignore[no-any-return]
+
+    def known_logs(self, instance: DagsterInstance) -> list[str]:
+        """Return the logs that discovery has found, in their order."""
+        return list(instance.get_dynamic_partitions(self.logs_name))

@@ -1,0 +1,275 @@
+"""What starts runs: sensors and schedules; how fast a sensor goes over all logs, and when a run is tried again.
+
+Dagster starts one run for each key. A sensor names the run of a log by what it found there, so a run that was killed,
+cancelled, or ended while the store did not answer would be the last one until the log changes. So another attempt has
+a key of its own, and is asked for later each time. A run that is executed again, by someone or by Dagster's own
+retries, has the key of the one that it repeats: it is the same attempt.
+"""
+
+# Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Self
+
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
+    Definitions,
+    RunRecord,
+    RunRequest,
+    RunsFilter,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    schedule,
+    sensor,
+)
+
+from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX, LogAsset, LogJob, StoreJob, request_runs
+from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG, Scope
+from wal3_orchestration.framework.store import open_known
+
+# Stores of at most this many logs are looked at whole by every tick.
+QUICK_LOGS_MAX = 100
+# Dagster ends a tick after a minute.
+LOGS_PER_TICK_MAX = 2_000
+# One log a second on average, and all of them in an hour at the latest.
+PERIOD_S_PER_LOG = 1.0
+PERIOD_S_MAX = 60 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensorCursor:
+    """When the going-over began, and the last log that it looked at; empty at its begin and at its end.
+
+    ``held`` are logs that it found something about, for which runs are asked for together at its end.
+    """
+
+    begun_us: int = 0
+    after: str = ""
+    held: tuple[str, ...] = ()
+
+    @classmethod
+    def from_cursor(cls, cursor: str | None) -> Self:
+        """Read what the last tick wrote; an unknown form counts as nothing, so that all logs are looked at."""
+        try:
+            found = json.loads(cursor or "{}")
+            held = tuple(map(str, found.get("held", ())))
+            return cls(begun_us=int(found.get("begun_us", 0)), after=str(found.get("after", "")), held=held)
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+    def to_cursor(self) -> str:
+        """Format as a sensor's cursor."""
+        return json.dumps(asdict(self))
+
+    @property
+    def under_way(self) -> bool:
+        """Whether only some of the logs have been looked at."""
+        return bool(self.after)
+
+    def rests(self, num_logs: int, *, period_s: float = 0.0) -> bool:
+        """Return whether the next going-over is not due yet; it begins ``period_s`` after the last one, or later."""
+        if self.under_way:
+            return False
+        if num_logs > QUICK_LOGS_MAX:
+            period_s = max(period_s, min(PERIOD_S_MAX, num_logs * PERIOD_S_PER_LOG))
+        return 0 <= shared_runtime().now_us() - self.begun_us < period_s * US_PER_S
+
+    def step(self, logs: Sequence[str]) -> tuple[list[str], Self]:
+        """Return the logs to look at now, of all in their order, and the pace after that."""
+        begun = self if self.under_way else replace(self, begun_us=shared_runtime().now_us())
+        start = bisect_right(logs, self.after) if self.under_way else 0
+        some = list(logs[start : start + LOGS_PER_TICK_MAX])
+        more = start + len(some) < len(logs)
+        return some, replace(begun, after=some[-1] if more else "", held=())
+
+    def resting(self, num_logs: int) -> str:
+        """Say why a tick does nothing."""
+        return f"{num_logs} logs, the next look at all of them is not due yet"
+
+
+# The key of the first attempt: all of them have it.
+ASKED_TAG = "wal3/asked"
+AGAIN_S_MIN = 60
+AGAIN_S_MAX = 24 * 60 * 60
+# A minute, 8 minutes, an hour, 9 hours, a day: a run that fails for good is no flood of alerts.
+_FACTOR = 8
+# The newest runs of a key: among them is the last attempt.
+_RUNS_MAX = 10
+_ATTEMPT = "/attempt "
+_ENDED_IN_VAIN = {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
+
+
+def next_attempts(instance: DagsterInstance, requests: Iterable[RunRequest]) -> list[RunRequest]:
+    """Return the requests under the keys of their next attempts, without those that are not due yet.
+
+    A request for a log of which a run of that job waits in the queue is left out: that run sees what this one would.
+    A tick that is repeated, or evaluated twice at once, returns the same keys. A request whose run is under way or has
+    succeeded keeps that run's key: Dagster starts it once.
+    """
+    return [again for each in requests if not _is_queued(instance, each) for again in _next(instance, each)]
+
+
+def sweep_is_queued(instance: DagsterInstance, requests: Iterable[RunRequest]) -> bool:
+    """Return whether a run of one of these requests' jobs waits in the queue, whatever its logs."""
+    return any(_queued(instance, name, {}) for name in {each.job_name for each in requests})
+
+
+def _is_queued(instance: DagsterInstance, request: RunRequest) -> bool:
+    log = request.tags.get(LOG_TAG)
+    return log is not None and _queued(instance, request.job_name, {LOG_TAG: log})
+
+
+def _queued(instance: DagsterInstance, job_name: str | None, tags: Mapping[str, str]) -> bool:
+    found = RunsFilter(job_name=job_name, tags=dict(tags), statuses=[DagsterRunStatus.QUEUED])
+    return bool(instance.get_run_records(found, limit=1))
+
+
+def _next(instance: DagsterInstance, request: RunRequest) -> list[RunRequest]:
+    asked = request.run_key
+    assert asked is not None
+    runs = instance.get_run_records(RunsFilter(job_name=request.job_name, tags={ASKED_TAG: asked}), limit=_RUNS_MAX)
+    number = max((_attempt(each, asked) for each in runs), default=1)
+    if runs and runs[0].dagster_run.status in _ENDED_IN_VAIN:
+        if not _due(runs[0], number):
+            return []
+        number += 1
+    key = f"{asked}{_ATTEMPT}{number}" if number > 1 else asked
+    return [request.with_replaced_attrs(run_key=key, tags={**request.tags, ASKED_TAG: asked})]
+
+
+def _attempt(run: RunRecord, asked: str) -> int:
+    """Return which attempt a run was."""
+    number = run.dagster_run.tags.get(RUN_KEY_TAG, "").removeprefix(asked).removeprefix(_ATTEMPT)
+    return int(number) if number.isdecimal() else 1
+
+
+def _due(last: RunRecord, number: int) -> bool:
+    """Return whether the attempt after this one is due; also when the clock was set back since then."""
+    ended_s = last.end_time or last.update_timestamp.timestamp()
+    age_s = shared_runtime().now_us() / US_PER_S - ended_s
+    return not 0 <= age_s < min(AGAIN_S_MAX, AGAIN_S_MIN * _FACTOR ** (number - 1))
+
+
+Tick = Callable[[Scope, SensorEvaluationContext], SensorResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSensor:
+    """A sensor that starts jobs for few logs, or their sweeps for many; ``uses`` names its resources."""
+
+    name: str
+    tick: Tick
+    jobs: tuple[LogJob | StoreJob, ...]
+    period_s: int
+    description: str
+    uses: tuple[str, ...] = ("store",)
+    running: bool = True
+
+    def build(self, scope: Scope) -> SensorDefinition:
+        """Return the sensor of one store."""
+
+        @sensor(
+            name=scope.named(self.name),
+            jobs=[built for job in self.jobs for built in job.build(scope)],  # type: ignore[misc]  # see assets.Job
+            minimum_interval_seconds=self.period_s,
+            default_status=DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED,
+            description=self.description,
+            tags=scope.tags,
+            metadata=scope.metadata,
+            required_resource_keys={scope.named(name) for name in self.uses},
+        )
+        def evaluate(context: SensorEvaluationContext) -> SensorResult:
+            return self.tick(scope, context)
+
+        return evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSchedule:
+    """A schedule of one sweep over every log; it is off until someone turns it on."""
+
+    name: str
+    job: LogJob
+    cron: str
+    description: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, scope: Scope) -> ScheduleDefinition:
+        """Return the schedule of one store."""
+
+        @schedule(
+            name=scope.named(self.name),
+            job_name=self.job.sweep_name(scope),
+            cron_schedule=self.cron,
+            description=self.description,
+            default_status=DefaultScheduleStatus.STOPPED,
+            metadata=scope.metadata,
+        )
+        def request(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+            if not scope.known_logs(context.instance):
+                return SkipReason("no logs: the discovery sensor has found none yet")
+            return RunRequest(tags=dict(self.tags))
+
+        return request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workflow:
+    """What a module or package of ``defs`` declares as ``workflow``; ``further`` builds what fits no other field."""
+
+    assets: tuple[LogAsset, ...] = ()
+    jobs: tuple[LogJob | StoreJob, ...] = ()
+    sensors: tuple[LogSensor, ...] = ()
+    schedules: tuple[LogSchedule, ...] = ()
+    further: Callable[[Scope], Definitions] = lambda _scope: Definitions()
+
+    def build(self, scope: Scope) -> Definitions:
+        """Return the definitions of one store."""
+        return Definitions.merge(
+            Definitions(
+                assets=[each.build(scope) for each in self.assets],
+                jobs=[built for job in self.jobs for built in job.build(scope)],  # type: ignore[misc]  # see Job
+                sensors=[each.build(scope) for each in self.sensors],
+                schedules=[each.build(scope) for each in self.schedules],
+            ),
+            self.further(scope),
+        )
+
+
+# Returns the logs that need a run, each with what the run is for.
+Find = Callable[[ObjectStore, list[str]], Mapping[str, str]]
+
+
+def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
+    scope: Scope,
+    context: SensorEvaluationContext,
+    find: Find,
+    *,
+    job: LogJob,
+    reason: str,
+    nothing: str,
+    alone_max: int = RUNS_OF_ONE_LOG_MAX,
+) -> SensorResult:
+    """Look at as many logs as are due in this tick, and ask for the runs of those that ``find`` returns."""
+    cursor, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
+    if cursor.rests(len(known)):
+        return SensorResult(skip_reason=cursor.resting(len(known)), cursor=cursor.to_cursor())
+    logs, after = cursor.step(sorted(known))
+    asked = request_runs(scope, job, find(open_known(scope, context), logs), reason, alone_max=alone_max)
+    requests = next_attempts(context.instance, asked)
+    return SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else f"{len(logs)} logs, {nothing}",
+        cursor=after.to_cursor(),
+    )
