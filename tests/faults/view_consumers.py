@@ -228,13 +228,14 @@ class Subscribing:
         store = _operated(stage, operator)
         with self.open(stage, store) as subscription:
             done = set(self.ledger.saved)
+            while (item := subscription.recv(0)) is not None:
+                self.see(stage, item, done)
+                done |= self.acknowledge(subscription, item)
+            # Also those that are there since a receive has passed them.
             for dead in subscription.dead_letters():
                 self.see(stage, dead, done)
                 done |= self.acknowledge(subscription, dead)
                 stage.world.fired["dead letters"] += 1
-            while (item := subscription.recv(0)) is not None:
-                self.see(stage, item, done)
-                done |= self.acknowledge(subscription, item)
         with self.open(stage, store) as subscription:
             assert subscription.recv(0) is None, "given again after it was closed"
         self.ledger.check_complete(stage, _wanted(stage))
