@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ _BLOBS_AT_ONCE = 256
 _NO_FILE = {b"000000", b"160000"}
 _LOG = (
     *("-c", "log.follow=false", "log", "--first-parent", "--reverse", "--root", "--diff-merges=first-parent"),
-    *("--raw", "-z", "--no-abbrev", "--no-renames", "--no-relative", "--no-show-signature", "--format="),
+    *("--raw", "-z", "--no-abbrev", "--no-renames", "--no-relative", "--no-show-signature", "--no-color", "--format="),
+    *("-O/dev/null", "--ignore-submodules=none"),
 )
 ROOT_LOG = "root"
 # The paths and blob ids of the oldest file changes of a public repository (github.com/slatedb/slatedb).
@@ -67,7 +69,7 @@ def _by_log(messages: Iterable[Message]) -> dict[str, list[Message]]:
 
 
 def _bounded(messages: Iterable[Message]) -> Iterator[Message]:
-    """Take the oldest messages, so that a large repository's history need not fit in memory."""
+    """Take the oldest messages: those of a large repository are more than a demo shows."""
     left = BODIES_BYTES_MAX
     for message in islice(messages, MESSAGES_MAX):
         left -= len(message.body or b"")
@@ -89,7 +91,11 @@ def _history(repo: Path) -> Iterator[Message]:
             if blob is not None:
                 # "<id> blob <size>", a newline, the bytes, a newline.
                 begin = stored.index(b"\n", start) + 1
-                start = begin + int(stored[start:begin].split()[2]) + 1
+                heading = stored[start:begin].split()
+                if heading[1:] == [b"missing"]:
+                    message = f"repository {repo}: expected the file {blob.decode()}, found none: fetch all of it"
+                    raise InvalidRequestError(message)
+                start = begin + int(heading[2]) + 1
                 body = stored[begin : start - 1]
             yield Message(body, path)
 
@@ -104,9 +110,11 @@ def _changed_files(tokens: Sequence[bytes]) -> Iterator[tuple[bytes, bytes | Non
 
 def _git(repo: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     """Return what git prints. InvalidRequestError says why it does not."""
+    # Git's own variables, as it sets them for its hooks, would name another repository.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        command = ["git", "-C", str(repo), *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, check=True).stdout  # noqa: S603 - no shell
+        command = ["git", "--no-replace-objects", "-C", str(repo), *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, check=True, env=outside).stdout  # noqa: S603 - no shell
     except FileNotFoundError as error:
         raise InvalidRequestError("git: expected the program on the PATH, found none: install git") from error
     except subprocess.CalledProcessError as error:

@@ -196,7 +196,8 @@ def policy_json(log: str, found: Policy) -> dict[str, object]:
     fields = asdict(found)
     del fields["log_id"]
     # Those last that say which version this is.
-    return {"log": log, **fields, "writer": fields.pop("writer"), "generation": fields.pop("generation")}
+    version = {name: fields.pop(name) for name in ("writer", "generation")}
+    return {"log": log, **fields, **version}
 
 
 def describe_policy(log: str, found: Policy) -> str:

@@ -72,7 +72,10 @@ def show(said: str, document: Mapping[str, object], *, as_json: bool) -> None:
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and what they stand for."""
-    console().print(table(("", ""), facts))
+    shown = table(("", ""), facts)
+    # On a terminal too narrow for it, an empty heading and a rule would be printed.
+    shown.show_header = False
+    console().print(shown)
 
 
 def report(said: str, document: Mapping[str, object] | None) -> Failure | None:

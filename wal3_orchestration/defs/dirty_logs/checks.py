@@ -17,11 +17,15 @@ _SPOKEN_MAX = 3
 _SHOW = ("dirty", "show", "SERVER")
 
 
+def _is_dirty_log(found: DirtyLogProbe | Behind) -> bool:
+    return isinstance(found, DirtyLogProbe)
+
+
 def _has_plan(found: DirtyLogProbe | Behind) -> bool:
     return isinstance(found, DirtyLogProbe) and found.plan is not None
 
 
-@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW)
+@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW, applies=_is_dirty_log)
 def dirty_logs_readable(found: DirtyLogProbe, _limits: RollUpResource) -> str | None:
     """Each dirty log can be read, and every marker was read before it was collected."""
     if found.problem is not None or found.plan is None or not found.plan.marker_range.skipped:
@@ -30,7 +34,7 @@ def dirty_logs_readable(found: DirtyLogProbe, _limits: RollUpResource) -> str | 
     return f"expected every marker to be read before it is collected, found {skipped} that were not"
 
 
-@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW)
+@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW, applies=_is_dirty_log)
 def few_markers_wait(found: DirtyLogProbe, limits: RollUpResource) -> str | None:
     """Not many markers wait in a dirty log to be rolled up."""
     if found.waiting <= limits.waiting_max:
