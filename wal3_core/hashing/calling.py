@@ -22,6 +22,8 @@ STATE_WORDS, LANE_WORDS, BLOCK_WORDS = 25, 8, 17
 BLOCK_BYTES = 8 * BLOCK_WORDS
 # Memory of the code's own: for each lane a state, its mask, where its next block lies, what is kept of it, and a block
 # that is put together; then which record and which group come next.
+# The first seven, and six for each column, as the code numbers them.
+_JOB_WORDS = 19
 _SCRATCH_WORDS = (STATE_WORDS + LANE_WORDS + BLOCK_WORDS + 2) * LANES_MAX + 2
 # Vectors are read and written at multiples of their size.
 _SCRATCH_ALIGNMENT = 8 * LANES_MAX
@@ -73,6 +75,8 @@ def call(function: Function, columns: RecordColumns, begins: Sequence[int], sums
         ],
         dtype=np.uint64,
     )
+    # The code reads so many words, unchecked.
+    assert len(job) == _JOB_WORDS
     failed = function(results.ctypes.data, results[1:].ctypes.data, job.ctypes.data)
     return int(results[0]) or failed
 
