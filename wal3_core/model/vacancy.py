@@ -41,6 +41,7 @@ class Vacancy(StoredDocument):
     terms: str = ""
     pin: str = ""
 
+    BYTES_MAX = BYTES_MAX
     MEMBERS = (
         Member("vacant", one_of(VacancyKind), "kind"),
         Member("log_id", LOG_ID),
