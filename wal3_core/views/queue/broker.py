@@ -486,7 +486,8 @@ class Broker:
         """Add what the queue itself has to write, and make the turn durable."""
         if self._sealed is not None:
             return
-        self._restore_displaced(turn)
+        if self._displaced:
+            self._restore_displaced(turn)
         num_changes, num_bytes = len(turn.keys), turn.num_bytes
         self.checkpointer.add_to(turn, wait=last)
         if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.asks():
@@ -637,7 +638,8 @@ class Broker:
             raise
         self._sound, self._undetermined = True, False
         self._behind = 0
-        self._displaced.difference_update(turn.keys)
+        if self._displaced:
+            self._displaced.difference_update(turn.keys)
         self._taken.known(begun_s)
         self._clock.confirm(position.timestamp_us)
         self.values.keep(turn.start, turn.bodies)
