@@ -230,10 +230,13 @@ def test_records_that_lose_their_place_are_marked_at_their_new_one(faulty: Fault
 def test_record_that_is_marked_again_at_its_place_counts_once(faulty: FaultyStore) -> None:
     """A collection moved the fence, or two servers took turns: the fragment was uploaded and marked again."""
 
-    def once(act: Callable[[], object]) -> None:
+    def once(marked: tuple[int, int], act: Callable[[], object]) -> None:
+        """Act before the commit, when its marker is in the dirty log: a marker that waits is not written twice."""
+
         def before(kind: str, path: str) -> None:
             if (kind, path) == ("replace", "a/manifest/MANIFEST.json"):
                 faulty.before = lambda _kind, _path: None
+                wait_until(lambda: marked in spans(faulty.inner, "a"))
                 act()
 
         faulty.before = before
@@ -248,10 +251,10 @@ def test_record_that_is_marked_again_at_its_place_counts_once(faulty: FaultyStor
         with LogWriter.open(faulty.inner, "a") as other:
             other.append_many([b"another lane's"] * 50)
         with LogWriter.open(faulty, "a", marks=dirty) as writer:
-            once(move_fence)
+            once((54, 58), move_fence)
             writer.append_many([b"2"] * 4)
             with LogWriter.open(faulty, "a", marks=dirty) as other:
-                once(lambda: other.append_many([b"3"] * 5))
+                once((58, 63), lambda: other.append_many([b"3"] * 5))
                 writer.append_many([b"4"] * 5)
 
     assert spans(faulty.inner, "a") == [(1, 4), (54, 58), (54, 58), (58, 63), (58, 63), (63, 68)]
