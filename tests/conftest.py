@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 import uuid
@@ -68,6 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if _store_of(item) in left:
             item.add_marker(pytest.mark.repeat)
+
+
+def pytest_collection_finish() -> None:
+    """Spare each collection of garbage the ten thousand tests and all modules: they live until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
