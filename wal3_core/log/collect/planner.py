@@ -17,10 +17,11 @@ from wal3_core.log.collect.references import every_path
 from wal3_core.log.read.scan import select
 from wal3_core.model.garbage import Cut, cut_below
 from wal3_core.model.manifest import Boundary
-from wal3_core.model.paths import WRITER_CURSOR, LogId, check_log_id
+from wal3_core.model.paths import LOG_ID, WRITER_CURSOR, LogId
 from wal3_core.model.position import AtTime
-from wal3_core.model.setsum import Setsum
+from wal3_core.model.setsum import SETSUM, Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, Stored, nested
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.documents.manifest_store import Installed
 
@@ -43,7 +43,7 @@ KEPT_WHOLE = "its policy keeps everything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Stored):
     """What a collection would delete, and why; nothing was changed for it.
 
     ``first`` is where the log would begin; ``held_bytes`` and ``held_records`` are the log's now.
@@ -60,6 +60,18 @@ class Plan:
     held_records: int
     held_bytes: int
 
+    MEMBERS = (
+        Member("log", TEXT),
+        Member("log_id", LOG_ID),
+        Member("reason", TEXT),
+        Member("first", nested(Boundary)),
+        Member("setsum", SETSUM),
+        *(
+            Member(name, INTEGER)
+            for name in ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
+        ),
+    )
+
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
         make_plain(self, log=text, reason=text, first=instance_of(Boundary), setsum=instance_of(Setsum))
@@ -75,39 +87,6 @@ class Plan:
     def fraction(self) -> float:
         """The fraction of the log's bytes that would be deleted."""
         return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "reason": self.reason,
-            "first": self.first.to_json(),
-            "setsum": self.setsum.hexdigest(),
-            "num_fragments": self.num_fragments,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "held_records": self.held_records,
-            "held_bytes": self.held_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Plan:
-        """Read from a JSON object."""
-        plan = cls(
-            log=fields.string("log"),
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            reason=fields.string("reason"),
-            first=Boundary.from_json(fields.object("first")),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")),
-            num_fragments=fields.integer("num_fragments"),
-            num_records=fields.integer("num_records"),
-            num_bytes=fields.integer("num_bytes"),
-            held_records=fields.integer("held_records"),
-            held_bytes=fields.integer("held_bytes"),
-        )
-        fields.finish()
-        return plan
 
 
 class Planner:

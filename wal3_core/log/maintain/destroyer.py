@@ -26,6 +26,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import Kind, delete_remains, own_objects, strangers, unknown_objects
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
+from wal3_core.model.strict_json import Shown
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.log.contents import Found
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
@@ -50,20 +50,16 @@ _ROUNDS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyPart:
+class DestroyPart(Shown):
     """How many objects of a kind there are, and their bytes."""
 
     kind: Kind
     num_objects: int
     num_bytes: int
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"kind": str(self.kind), "num_objects": self.num_objects, "num_bytes": self.num_bytes}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyPlan:
+class DestroyPlan(Shown):
     """What destroying a log deletes: its objects by kind, and the names of its pins.
 
     ``log_id`` is the life that has the name now, or had it last; "" when that is unknown. ``destroying`` says that
@@ -76,6 +72,8 @@ class DestroyPlan:
     pins: tuple[str, ...]
     destroying: bool = False
 
+    SHOWN = ("log", "log_id", "num_objects", "num_bytes", "parts", "pins", "destroying")
+
     @property
     def num_objects(self) -> int:
         """How many objects are deleted."""
@@ -85,18 +83,6 @@ class DestroyPlan:
     def num_bytes(self) -> int:
         """How many bytes are deleted."""
         return sum(part.num_bytes for part in self.parts)
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "num_objects": self.num_objects,
-            "num_bytes": self.num_bytes,
-            "parts": [part.to_json() for part in self.parts],
-            "pins": [{"pin": name} for name in self.pins],
-            "destroying": self.destroying,
-        }
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))

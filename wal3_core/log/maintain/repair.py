@@ -41,6 +41,7 @@ from wal3_core.model.paths import (
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
+from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
@@ -63,7 +63,7 @@ _EXTRA_BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairReport:
+class RepairReport(Shown):
     """What a repair found damaged or missing in a log, and what became of it.
 
     ``repaired`` are the paths of the objects that are sound now, also if another call repaired them meanwhile; in a
@@ -84,18 +84,7 @@ class RepairReport:
         """Whether everything could be repaired, or nothing had to be."""
         return not self.problems
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "dry_run": self.dry_run,
-            "complete": self.complete,
-            "num_fragments": self.num_fragments,
-            "num_records": self.num_records,
-            "repaired": list(self.repaired),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
+    SHOWN = ("log", "log_id", "dry_run", "complete", "num_fragments", "num_records", "repaired", "problems")
 
 
 @checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function, runtime=optional(a_runtime))

@@ -16,6 +16,7 @@ from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
+from wal3_core.model.strict_json import Shown
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
@@ -58,7 +59,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPlan:
+class SnapshotPlan(Shown):
     """What would be repacked in the tree as it is; nothing was changed for it.
 
     Repacking one finding may lead to another: siblings that shrink may then fit together.
@@ -72,14 +73,6 @@ class SnapshotPlan:
     def empty(self) -> bool:
         """Whether the tree is well shaped."""
         return not self.findings
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "shape": self.shape.to_json(),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
-from wal3_core.model import strict_json
 from wal3_core.model.paths import (
     KEY_ROLLUP_FOLDER,
     MANIFEST,
@@ -31,6 +30,18 @@ from wal3_core.model.paths import (
 from wal3_core.model.position import read_start
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.model.strict_json import (
+    FLAG,
+    INTEGER,
+    TEXT,
+    Member,
+    Stored,
+    dump_members,
+    load,
+    read_members,
+    several,
+    text_as,
+)
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -275,15 +286,13 @@ _BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Stored):
     """One bad object: its path in the log, and what was expected and found."""
 
     path: str
     message: str
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"path": self.path, "message": self.message}
+    MEMBERS = (Member("path", TEXT), Member("message", TEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,53 +381,32 @@ class ScrubReport:
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
-        covered: JsonObject = {} if self.covered is None else {"covered": self.covered}
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "sound": self.sound,
-            "setsum": self.setsum,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_snapshots": self.num_snapshots,
-            "first_offset": self.first_offset,
-            "next_offset": self.next_offset,
-            "end_offset": self.end_offset,
-            "found": self.found,
-            **covered,
-            **({} if self.pruned is None else {"pruned": self.pruned}),
-            **({} if self.asked_offset is None else {"asked_offset": self.asked_offset}),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
+        return dump_members(self, _MEMBERS)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ScrubReport:
         """Read what ``to_json`` showed, as JSON text; CorruptError when it is something else."""
-        fields = strict_json.load(data, what="scrub report", bytes_max=_BYTES_MAX)
-        fields.flag("sound")
-        report = cls(
-            log=fields.string("log"),
-            log_id=fields.string("log_id"),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")).hexdigest(),
-            num_records=fields.integer("num_records"),
-            num_bytes=fields.integer("num_bytes"),
-            num_fragments=fields.integer("num_fragments"),
-            num_snapshots=fields.integer("num_snapshots"),
-            first_offset=fields.integer("first_offset"),
-            next_offset=fields.integer("next_offset"),
-            end_offset=fields.integer("end_offset"),
-            found=Setsum.from_hexdigest(fields.string("found")).hexdigest(),
-            covered=Setsum.from_hexdigest(fields.string("covered")).hexdigest() if fields.has("covered") else None,
-            pruned=Setsum.from_hexdigest(fields.string("pruned")).hexdigest() if fields.has("pruned") else None,
-            asked_offset=fields.integer("asked_offset") if fields.has("asked_offset") else None,
-            problems=tuple(
-                Problem(problem.string("path"), problem.string("message"))
-                for problem in fields.objects("problems", count_max=POINTERS_MAX)
-            ),
-        )
+        fields = load(data, what="scrub report", bytes_max=_BYTES_MAX)
+        read = read_members(fields, _MEMBERS)
         fields.finish()
-        return report
+        del read["sound"]
+        return cls(**read)
+
+
+_SUM = text_as(lambda digits, _: Setsum.from_hexdigest(digits).hexdigest())
+_COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots", "first_offset", "next_offset", "end_offset")
+_MEMBERS = (
+    Member("log", TEXT),
+    Member("log_id", TEXT),
+    Member("sound", FLAG),
+    Member("setsum", _SUM),
+    *(Member(name, INTEGER) for name in _COUNTS),
+    Member("found", _SUM),
+    Member("covered", _SUM, default=None),
+    Member("pruned", _SUM, default=None),
+    Member("asked_offset", INTEGER, default=None),
+    Member("problems", several(Problem.from_json, POINTERS_MAX, Problem.to_json)),
+)
 
 
 def place_of_object(store: ObjectStore, report: ScrubReport, problem: Problem) -> str:

@@ -29,6 +29,7 @@ from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.strict_json import Shown
 from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from wal3_core.model.pin import Pin
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
@@ -70,7 +70,7 @@ class LogAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyReport:
+class CopyReport(Shown):
     """What a copy holds; ``pinned_us`` is when the source held exactly that, ``resumed`` whether it was begun before.
 
     ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
@@ -88,22 +88,6 @@ class CopyReport:
     pinned_us: int
     resumed: bool
     pins_left: tuple[str, ...] = ()
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "first_offset": self.first_offset,
-            "next_offset": self.next_offset,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_cursors": self.num_cursors,
-            "setsum": self.setsum.hexdigest(),
-            "pinned_us": self.pinned_us,
-            "resumed": self.resumed,
-            "pins_left": list(self.pins_left),
-        }
 
 
 def _offset_or_copy(value: object, name: str) -> int | LogAt:

@@ -35,6 +35,7 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
+from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.manifest_store import Installed
 
 _FRAGMENTS_AHEAD = 4
@@ -59,7 +59,7 @@ _SNAPSHOTS_LOADED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyUpdateReport:
+class CopyUpdateReport(Shown):
     """What an update appended to a copy, and where the copy ends now.
 
     ``from_offset`` is the copy's end before, ``next_offset`` its end after. ``setsum`` covers every record ever
@@ -74,19 +74,6 @@ class CopyUpdateReport:
     num_fragments: int
     num_cursors: int
     setsum: Setsum
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "from_offset": self.from_offset,
-            "next_offset": self.next_offset,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_cursors": self.num_cursors,
-            "setsum": self.setsum.hexdigest(),
-        }
 
 
 @checked(
