@@ -317,7 +317,10 @@ MUTANTS = (
         'store.read(pointer.path) or b""',
     ),
     Mutation(
-        "compacted snapshots are used before they are durable", "SnapshotCompactor._step", "self._upload(_1)", "str(_1)"
+        "compacted snapshots are used before they are durable",
+        "SnapshotCompactor.compact",
+        "self._upload(_1)",
+        "str(_1)",
     ),
     Mutation(
         "snapshot compaction loses a fragment",

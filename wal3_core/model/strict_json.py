@@ -394,12 +394,12 @@ class Shown:
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
         names: Iterable[str] = self.SHOWN or getattr(self, "__dataclass_fields__")  # noqa: B009 - a dataclass's own
-        return {name: _shown(getattr(self, name)) for name in names}
+        return {name: _json_of(getattr(self, name)) for name in names}
 
 
-def _shown(value: Any) -> JsonValue:  # noqa: ANN401 - of any field
+def _json_of(value: Any) -> JsonValue:  # noqa: ANN401 - of any field
     if isinstance(value, tuple):
-        return [_shown(each) for each in value]
+        return [_json_of(each) for each in value]
     if hasattr(value, "to_json"):
         return cast("JsonObject", value.to_json())
     return value if value is None or isinstance(value, int) else str(value)
