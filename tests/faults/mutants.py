@@ -313,7 +313,7 @@ MUTANTS = (
     Mutation(
         "copied fragments are not verified",
         "_Copying._checked",
-        "read_checked(...)[0]",
+        "read_fragment(...)[0]",
         'store.read(pointer.path) or b""',
     ),
     Mutation(

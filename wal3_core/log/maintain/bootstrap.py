@@ -235,16 +235,7 @@ class _Bootstrapping:
         keys, bodies = [record.key for record in records], [record.body for record in records]
         timestamps_us = [record.timestamp_us for record in records]
         start = LogPosition(first.offset, first.timestamp_us)
-        encoded = parquet.encode(
-            parquet.FragmentSource(
-                start=start,
-                seq_no=batch.seq_no,
-                token=self._token,
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=bodies,
-                timestamps_us=timestamps_us,
-            )
-        )
+        encoded = parquet.encode_table(parquet.table_of(records), seq_no=batch.seq_no, token=self._token)
         pointer = FragmentPointer(
             path=fragment_path(batch.seq_no, self._token),
             first_seq_no=batch.seq_no,

@@ -25,8 +25,7 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.maintain.copy.copier import LogAt
-from wal3_core.log.maintain.copy.parts import read_checked
-from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.reader import LogReader, read_fragment
 from wal3_core.log.read.scrub import Problem, still_named
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -51,6 +50,8 @@ from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
@@ -329,9 +330,8 @@ class RepairSource:
     def _same_file(self, pointer: FragmentPointer) -> bytes | None:
         """Return the copy's file at the fragment's path, if it is that fragment's: a full copy has the same files."""
         try:
-            return read_checked(
-                self._manifests.objects, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max
-            )[0]
+            most = self._reading.fragment_expanded_bytes_max
+            return read_fragment(self._manifests.objects, pointer, expanded_bytes_max=most)[0]
         except CorruptError:
             return None
 
@@ -343,23 +343,7 @@ class RepairSource:
             raise self._lacking(pointer, why)
         if len(records) < pointer.num_records:
             raise self._lacking(pointer, f"it has {len(records)} of their {pointer.num_records} records")
-        keys = [record.key for record in records]
-        source = parquet.FragmentSource(
-            start=pointer.start,
-            seq_no=pointer.seq_no,
-            token=check_fragment_path(pointer.path, pointer.seq_no),
-            keys=None if all(key is None for key in keys) else keys,
-            bodies=[record.body for record in records],
-            timestamps_us=[record.timestamp_us for record in records],
-            offsets=[record.offset for record in records],
-        )
-        made = parquet.encode(source)
-        for earlier in parquet.EARLIER_KEY_METADATA:
-            if len(made.data) != pointer.num_bytes:
-                made = parquet.encode(replace(source, key_metadata=earlier))
-        if len(made.data) != pointer.num_bytes:
-            # A pass may have arranged it by key.
-            made = parquet.encode_arranged(parquet.table_of(records), seq_no=source.seq_no, token=source.token)
+        made = self._made_as(pointer, parquet.table_of(records))
         if made.setsum != pointer.setsum:
             otherwise = ", or was compacted otherwise" if pointer.compacted else ""
             message = (
@@ -375,6 +359,17 @@ class RepairSource:
             )
             raise UnrepairableError(message)
         return bytes(made.data)
+
+    def _made_as(self, pointer: FragmentPointer, table: pa.Table) -> parquet.EncodedFragment:
+        """Encode records as this version does, or else as one did that gives the size stated."""
+        token, seq_no = check_fragment_path(pointer.path, pointer.seq_no), pointer.seq_no
+        made = parquet.encode_table(table, seq_no=seq_no, token=token)
+        for earlier in parquet.EARLIER_KEY_METADATA:
+            if len(made.data) != pointer.num_bytes:
+                made = parquet.encode_table(table, seq_no=seq_no, token=token, key_metadata=earlier)
+        # A pass may have arranged it by key.
+        arranged = len(made.data) != pointer.num_bytes
+        return parquet.encode_arranged(table, seq_no=seq_no, token=token) if arranged else made
 
     def _within(self, pointer: Pointer, load: Callable[[int, Limits], list[T]]) -> list[T]:
         try:

@@ -128,6 +128,29 @@ class FragmentMissingError(MissingError):
     """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
+def read_fragment(
+    store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
+) -> tuple[bytes, Fragment]:
+    """Read a fragment of a life of a log, whose objects ``store`` holds: its bytes, and its records.
+
+    CorruptError when they are not what the pointer says, also when they are read once more.
+    """
+    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
+
+    def read() -> tuple[bytes, Fragment]:
+        # One more byte detects a longer file without fetching all of it.
+        data = store.read(pointer.path, length=pointer.num_bytes + 1)
+        if data is None:
+            message = f"{what}: expected a file, found none"
+            raise FragmentMissingError(message, path=pointer.path)
+        if len(data) != pointer.num_bytes:
+            more = " or more" if len(data) > pointer.num_bytes else ""
+            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
+        return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, verify=verify, what=what)
+
+    return reread_if_damaged(read, store)
+
+
 class LogReader(Tables):
     """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
 
@@ -226,25 +249,9 @@ class LogReader(Tables):
     @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
-        return reread_if_damaged(lambda: self._fetch(pointer), self._store)
-
-    def _fetch(self, pointer: FragmentPointer) -> Fragment:
-        what = f"fragment {pointer.seq_no} ({object_url(self._store, pointer.path)})"
-        # One more byte detects a longer file without fetching all of it.
-        data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
-        if data is None:
-            message = f"{what}: expected a file, found none"
-            raise FragmentMissingError(message, path=pointer.path)
-        if len(data) != pointer.num_bytes:
-            more = " or more" if len(data) > pointer.num_bytes else ""
-            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
-        return parquet.decode(
-            data,
-            pointer,
-            expanded_bytes_max=self._options.fragment_expanded_bytes_max,
-            verify=self._options.verify,
-            what=what,
-        )
+        options = self._options
+        most, verify = options.fragment_expanded_bytes_max, options.verify
+        return read_fragment(self._store, pointer, expanded_bytes_max=most, verify=verify)[1]
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def fragments(

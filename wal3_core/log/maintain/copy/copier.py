@@ -22,15 +22,16 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.maintain.copy.cursors import load_cursors
-from wal3_core.log.maintain.copy.parts import CopiedPart, read_checked
+from wal3_core.log.maintain.copy.parts import CopiedPart
 from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
+from wal3_core.log.read.reader import read_fragment
+from wal3_core.log.read.scan import select
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import Operation, take_cursors, take_manifest
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import Shown
-from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -38,13 +39,14 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
-from wal3_core.storage.retrying import reread_if_damaged, with_retries
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.cursor import Cursor
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.pin import Pin
     from wal3_core.model.policy import Policy
@@ -275,7 +277,7 @@ class _Copying:
             self._copy_fragment(pointer, claim)
             return pointer
 
-        walk, share = self._walk(manifest.pointers), share_of(self._from.objects)
+        walk, share = select(manifest.pointers, None, UNLIMITED, self._load), share_of(self._from.objects)
         for pointer in map_ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
@@ -287,18 +289,11 @@ class _Copying:
             raise CorruptError(message)
         return fragments
 
-    def _walk(self, pointers: Iterable[Pointer]) -> Iterator[FragmentPointer]:
-        for pointer in pointers:
-            if isinstance(pointer, FragmentPointer):
-                yield pointer
-            else:
-                yield from self._walk(self._load(pointer).pointers)
-
     def _copy_fragment(self, pointer: FragmentPointer, claim: Claim) -> None:
         if claim.resumed and claim.objects.head(pointer.path) is not None:
             # Written by an earlier try: read back instead of sent again.
             try:
-                reread_if_damaged(lambda: self._checked(claim.objects, pointer), claim.objects)
+                self._checked(claim.objects, pointer)
             except CorruptError as error:
                 message = (
                     f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
@@ -307,12 +302,10 @@ class _Copying:
                 raise CorruptError(message) from error
             return
         data = self._part.encoded.get(pointer.path)
-        claim.write_fragment(
-            pointer, data or reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from)
-        )
+        claim.write_fragment(pointer, data or self._checked(self._from.objects, pointer))
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
-        return read_checked(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
+        return read_fragment(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
 
     # ------------------------------------------------------------------ documents
 

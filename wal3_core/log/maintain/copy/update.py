@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import (
     GarbageCollectedError,
@@ -22,8 +20,9 @@ from wal3_core.errors import (
 )
 from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.maintain.copy.cursors import CopiedCursors, appends_of
-from wal3_core.log.maintain.copy.parts import Piece, groups, pieces, read_checked
-from wal3_core.log.read.scan import select
+from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
+from wal3_core.log.read.reader import read_fragment
+from wal3_core.log.read.scan import select, trim
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
@@ -36,14 +35,14 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.model.strict_json import Shown
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import canonical_url, log_store, share_of
-from wal3_core.storage.retrying import reread_if_damaged, timeout_s_of, with_retries
+from wal3_core.storage.retrying import timeout_s_of, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,8 +222,7 @@ class _Updating:
         """Add up the records of a fragment that lie below an offset."""
         if around is None:
             return EMPTY
-        table = self._read(around).table
-        return parquet.table_setsum(table.filter(pa.array(table["offset"].to_numpy() < offset)))
+        return parquet.table_setsum(trim(self._read(around).table, None, Limits(offset=offset)))
 
     def _is_compacted(self, source: Manifest, cut: Cut, offset: int) -> bool:
         """Tell whether the source lacks records from an offset on, or has a fragment that stands for both sides of it.
@@ -291,30 +289,20 @@ class _Updating:
 
         They must have the source's setsum; of those of a part of it, the source's were checked.
         """
-        records = [each for each in self._read(piece.pointer).records() if piece.start <= each.offset < piece.limit]
-        pointer = piece.pointer
-        if len(records) != pointer.num_records:
+        table, pointer = trim(self._read(piece.pointer).table, piece.start, Limits(offset=piece.limit)), piece.pointer
+        if len(table) != pointer.num_records:
+            times_us = table["timestamp_us"]
             pointer = replace(
                 pointer,
-                start=LogPosition(piece.start, records[0].timestamp_us),
-                limit=LogPosition(piece.limit, records[-1].timestamp_us),
-                setsum=parquet.table_setsum(parquet.table_of(records)),
-                num_records=len(records),
+                start=LogPosition(piece.start, times_us[0].as_py()),
+                limit=LogPosition(piece.limit, times_us[-1].as_py()),
+                setsum=parquet.table_setsum(table),
+                num_records=len(table),
             )
         # The name of an append is in the paths of its fragments.
         naming = places.naming_at(piece.start)
         token = naming + token[len(naming) :]
-        keys = [record.key for record in records]
-        encoded = parquet.encode(
-            parquet.FragmentSource(
-                start=pointer.start,
-                seq_no=seq_no,
-                token=token,
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=[record.body for record in records],
-                timestamps_us=[record.timestamp_us for record in records],
-            )
-        )
+        encoded = parquet.encode_table(table, seq_no=seq_no, token=token)
         copied = replace(
             pointer,
             path=fragment_path(seq_no, token),
@@ -330,12 +318,8 @@ class _Updating:
 
     def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
         try:
-            return reread_if_damaged(
-                lambda: read_checked(
-                    self._from.objects, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max
-                )[1],
-                self._from,
-            )
+            most = self._source.reading.fragment_expanded_bytes_max
+            return read_fragment(self._from.objects, pointer, expanded_bytes_max=most)[1]
         except MissingError:
             first = self._from.load().manifest.first.position.offset
             if pointer.start.offset >= first:
