@@ -303,7 +303,7 @@ MUTANTS = (
         "return pointer.path == path",
         "return True",
     ),
-    Mutation("a refused seal is taken for done", "_Sealing.install", "isinstance(_1, Installed)", "_1 != Installed"),
+    Mutation("a refused seal is taken for done", "_install", "isinstance(_1, Installed)", "_1 != Installed"),
     Mutation(
         "the copy's manifest is written first",
         "_Copying._copy",

@@ -21,6 +21,7 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import load_cursors
 from wal3_core.log.maintain.copy.parts import CopiedPart
 from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
@@ -31,13 +32,9 @@ from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import Shown
-from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
 from wal3_core.storage.retrying import with_retries
 
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
-_SNAPSHOTS_LOADED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +142,13 @@ class _Copying:
     """One call's parts."""
 
     def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
-        self._source, self._target = source, target
+        self._target = target
         self._runtime = runtime
         self._progress = progress
-        self._retry = RetryOptions()
-        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime), runtime, self._retry)
-        self._into = CopyTarget(with_retries(log_store(target.store, target.log), runtime), runtime, self._retry)
-        self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        self._from = LogStores(source.store, source.log, runtime=runtime)
+        self._into = CopyTarget(with_retries(log_store(target.store, target.log), runtime), runtime, self._from.retry)
         self._expanded_bytes_max = source.reading.fragment_expanded_bytes_max
-        self._part = CopiedPart(self._from.objects, self._snapshots.load, self._expanded_bytes_max)
+        self._part = CopiedPart(self._from.objects, self._from.snapshots.load, self._expanded_bytes_max)
         self._after: Manifest | None = None
 
     def run(self, begins: int | LogAt | None, *, with_cursors: bool) -> CopyReport:
@@ -166,8 +160,7 @@ class _Copying:
             raise InvalidRequestError(message)
         # Before anything is pinned: a target that is taken fails here.
         standing = self._into.look(address)
-        log_id = self._from.log_id()
-        pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
+        pins = CopyPins(self._from)
 
         def planned(name: str, pin: Pin) -> _Plan:
             return self._plan(name, pin, from_offset, with_cursors=with_cursors)
@@ -215,7 +208,7 @@ class _Copying:
             # A call that took over deletes the pin that this one reads by, and what it wrote.
             claim.check_ours()
             # Destroying the source deletes what is read, too, pinned or not.
-            self._from.load()
+            self._from.manifests.load()
             pins.check(plan.pin_name)
             raise
         policy = self._policy()
@@ -251,8 +244,7 @@ class _Copying:
         return part
 
     def _end_of(self, earlier: LogAt) -> int:
-        manifests = ManifestStore(with_retries(log_store(earlier.store, earlier.log), self._runtime), self._runtime)
-        self._after = manifests.load().manifest
+        self._after = LogStores(earlier.store, earlier.log, runtime=self._runtime).manifests.load().manifest
         return self._after.next.position.offset
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
@@ -265,7 +257,7 @@ class _Copying:
         return copied.holding(pointers)
 
     def _load(self, pointer: SnapshotPointer) -> Snapshot:
-        return self._part.written.get(pointer.path) or self._snapshots.load(pointer)
+        return self._part.written.get(pointer.path) or self._from.snapshots.load(pointer)
 
     # ------------------------------------------------------------------ fragments
 
@@ -311,15 +303,12 @@ class _Copying:
 
     def _cursors_within(self, pinned: Manifest, copied: Manifest, from_offset: int | None) -> dict[str, Cursor]:
         """Load the source's cursors that the copy can have; named appends may lie in the part that is not copied."""
-        source, first, limit = self._source, copied.first.position, copied.next.position
-        cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=pinned.log_id)
         operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
-        return take_cursors(operation, load_cursors(cursors, pinned, self._snapshots), first, limit)
+        return take_cursors(operation, load_cursors(self._from, pinned), copied.first.position, copied.next.position)
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""
-        source, log_id = self._source, self._from.log_id()
-        policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
+        policy = self._from.policies.load()
         return policy if policy.generation else None
 
 

@@ -34,7 +34,6 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.storage.documents.document_store import D, DocumentStore, write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
-from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import object_url
 from wal3_core.storage.retrying import for_store, until_answered
@@ -42,6 +41,7 @@ from wal3_core.storage.retrying import for_store, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.paths import LogId
     from wal3_core.model.pin import Pin
@@ -241,10 +241,10 @@ class Claim:
 class CopyPins:
     """Pins of one life of a source; ``left`` names those that could not be deleted and may still exist."""
 
-    def __init__(self, store: ObjectStore, log: str, runtime: Runtime, retry: RetryOptions, log_id: LogId) -> None:
-        self._runtime = runtime
-        self._retry = for_store(retry, store)
-        self._pins = PinStore(store, log, runtime=runtime, retry=retry, log_id=log_id)
+    def __init__(self, source: LogStores) -> None:
+        self._runtime = source.runtime
+        self._retry = for_store(source.retry, source)
+        self._pins = source.pins
         self.left: set[str] = set()
 
     def make(self, target: str) -> tuple[str, Pin]:

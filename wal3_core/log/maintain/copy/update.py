@@ -18,6 +18,7 @@ from wal3_core.errors import (
     MissingError,
     UnavailableError,
 )
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.maintain.copy.cursors import CopiedCursors, appends_of
 from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
@@ -37,12 +38,9 @@ from wal3_core.model.snapshot import sum_setsums
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import canonical_url, log_store, share_of
-from wal3_core.storage.retrying import timeout_s_of, with_retries
+from wal3_core.storage.object_store import canonical_url, share_of
+from wal3_core.storage.retrying import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed
 
 _FRAGMENTS_AHEAD = 4
-_SNAPSHOTS_LOADED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +114,15 @@ class _Updating:
         self._runtime = runtime
         self._progress = progress
         self._options = options = WriterOptions()
-        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime, options.retry), runtime)
-        self._into = ManifestStore(with_retries(log_store(target.store, target.log), runtime, options.retry), runtime)
+        self._from, self._into = (
+            LogStores(each.store, each.log, runtime=runtime, retry=options.retry) for each in (source, target)
+        )
         self._timeout_s = timeout_s_of(target.store.url)
-        self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         meter = Meter(runtime, target.log)
-        amend = partial(rolled_now, snapshots=self._snapshots, options=options, failed=meter.roll_failed)
-        self._committer = Committer(self._into, self._snapshots, runtime, options, amend=amend, meter=meter)
+        amend = partial(rolled_now, snapshots=self._into.snapshots, options=options, failed=meter.roll_failed)
+        self._committer = Committer(
+            self._into.manifests, self._into.snapshots, runtime, options, amend=amend, meter=meter
+        )
         self._appended: list[FragmentPointer] = []
         # Of those: to sum them up again for each commit would take longer with each.
         self._num_records = 0
@@ -135,7 +133,7 @@ class _Updating:
             message = f"log {self._from.url}: expected another log to update, found itself"
             raise InvalidRequestError(message)
         # The source after the copy, each time: another update may have copied what the source has gained since.
-        base, source = self._into.load(), self._from.load()
+        base, source = self._into.manifests.load(), self._from.manifests.load()
         began = base.manifest.next.position.offset
         if with_cursors and base.manifest.follows != source.manifest.follows:
             message = (
@@ -144,7 +142,7 @@ class _Updating:
                 f" copy that one to another name"
             )
             raise InvalidRequestError(message)
-        cursors = self._cursors() if with_cursors else None
+        cursors = CopiedCursors(self._from, self._into) if with_cursors else None
         for _ in range(self._options.reseals_max + 1):
             try:
                 self._check_copy(base.manifest, source.manifest)
@@ -153,15 +151,15 @@ class _Updating:
             except MissingError:
                 # No damage if maintenance has replaced it since.
                 seen = base.etag, source.etag
-                base, source = self._into.load(), self._from.load()
+                base, source = self._into.manifests.load(), self._from.manifests.load()
                 if (base.etag, source.etag) == seen:
                     raise
                 continue
             if isinstance(result, Displaced):
-                base, source = result.base, self._from.load()
+                base, source = result.base, self._from.manifests.load()
                 continue
             if cursors is not None:
-                cursors.move_all(result, self._from.load().manifest)
+                cursors.move_all(result, self._from.manifests.load().manifest)
             return self._report(result, began, len(cursors.moved) if cursors else 0)
         message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
         raise UnavailableError(message)
@@ -192,7 +190,7 @@ class _Updating:
             raise GarbageCollectedError(message)
         found = f"records that it does not have, up to offset {offset - 1}"
         if offset <= source.next.position.offset:
-            cut = cut_below(source, offset, self._held.load)
+            cut = cut_below(source, offset, self._from.snapshots.load)
             around = self._joined(source, offset)
             begins = cut.first.position.offset == offset or around is not None
             below = source.pruned + sum_setsums(cut.dropped) + self._sum_below(around, offset)
@@ -213,7 +211,7 @@ class _Updating:
 
         A pass has joined others to it; a copy ends where a fragment of the source did.
         """
-        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
+        around = next(select(source.pointers, offset, UNLIMITED, self._from.snapshots.load), None)
         if around is None or around.start.offset >= offset:
             return None
         return around if around.num_records == around.limit.offset - around.start.offset else None
@@ -230,7 +228,7 @@ class _Updating:
         What was dropped is known only as a sum over the whole log, so nothing shows any more what lay below the offset.
         """
         width = source.next.position.offset - cut.first.position.offset
-        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
+        around = next(select(source.pointers, offset, UNLIMITED, self._from.snapshots.load), None)
         joined = around is not None and around.compacted and around.start.offset < offset
         return joined or sum(pointer.num_records for pointer in cut.pointers) < width
 
@@ -255,7 +253,7 @@ class _Updating:
         total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
-        wanted = enumerate(pieces(source.pointers, offset, places, self._held.load))
+        wanted = enumerate(pieces(source.pointers, offset, places, self._from.snapshots.load))
         uploaded = map_ahead(
             self._runtime,
             lambda each: (each[1], self._upload(each[1], FragmentSeqNo(following + each[0]), entry.token, places)),
@@ -321,7 +319,7 @@ class _Updating:
             most = self._source.reading.fragment_expanded_bytes_max
             return read_fragment(self._from.objects, pointer, expanded_bytes_max=most)[1]
         except MissingError:
-            first = self._from.load().manifest.first.position.offset
+            first = self._from.manifests.load().manifest.first.position.offset
             if pointer.start.offset >= first:
                 raise
             message = (
@@ -329,10 +327,3 @@ class _Updating:
                 f" while they were copied: it begins at {first} now"
             )
             raise GarbageCollectedError(message) from None
-
-    def _cursors(self) -> CopiedCursors:
-        theirs, ours = (
-            CursorStore(where.store, where.log, runtime=self._runtime, log_id=manifests.log_id())
-            for where, manifests in ((self._source, self._from), (self._target, self._into))
-        )
-        return CopiedCursors(theirs, ours, self._into, self._held)
