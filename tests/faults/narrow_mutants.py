@@ -106,7 +106,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a garbage document has its mark before it is pruned",
-        "Pruner.announce",
+        "Collector.announce",
         "path = garbage.path",
         "path = garbage.path\nself._documents.mark(path)",
     ),

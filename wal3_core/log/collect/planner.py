@@ -1,7 +1,7 @@
 """Plans what a collection of one log would delete, and why: reads only, changes nothing.
 
-A plan is a proposal. The pruner reads the cursors once more after the announcement
-(log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+A plan is a proposal: the cursors are read once more after the announcement (log/collect/collector.py). Keeps INV-13 and
+INV-14. Source: docs/protocol.md, "Collection".
 
 ``first_younger`` tells by the process's clock and by the store's which records are young enough to be kept.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import instance_of, integer, make_plain, text
+from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, text
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.read.scan import select
@@ -96,6 +96,7 @@ class Planner:
         self._stores = stores
         self._options = options
 
+    @checked(limit_offset=optional(integer))
     def plan(self, limit_offset: int | None = None) -> Plan:
         """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
 
@@ -116,9 +117,10 @@ class Planner:
         cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
         return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
 
+    @checked(plan=instance_of(Plan))
     def objects(self, plan: Plan) -> Iterator[str]:
         """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
-        cut = self.cut(self._stores.manifests.load().manifest, plan.first)
+        cut = self._cut(self._stores.manifests.load().manifest, plan.first)
         yield from every_path(cut.dropped, self._stores.snapshots.load)
         yield from (pointer.path for pointer in cut.replaced)
 
@@ -182,13 +184,14 @@ class Planner:
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
         return min(offset, following), f"{reason} is at offset {offset}"
 
+    @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
         """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
 
         Too much is more than ``fraction_max``, or the policy's ``percent_max``, of a log without a consumer's cursor.
         OutdatedPlanError when the log has changed since: plan again.
         """
-        manifest = self.planned_on(plan).manifest
+        manifest = self._planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
         if plan.fraction > fraction_max and not is_consumed(self._offsets()):
             message = (
@@ -197,7 +200,7 @@ class Planner:
                 f" find out why, then allow it"
             )
             raise CollectionRefusedError(message)
-        cut = self.cut(manifest, plan.first)
+        cut = self._cut(manifest, plan.first)
         dropped = sum_setsums(cut.dropped)
         balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
         if balance != manifest.setsum:
@@ -214,7 +217,7 @@ class Planner:
             raise OutdatedPlanError(message)
         self._refuse_held(plan.first)
 
-    def planned_on(self, plan: Plan) -> Installed:
+    def _planned_on(self, plan: Plan) -> Installed:
         """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
         base = self._stores.manifests.load()
         if base.manifest.log_id != plan.log_id:
@@ -225,7 +228,7 @@ class Planner:
             raise LogReplacedError(message)
         return base
 
-    def cut(self, manifest: Manifest, first: Boundary) -> Cut:
+    def _cut(self, manifest: Manifest, first: Boundary) -> Cut:
         """Cut at the planned place: the same fragments, in whatever snapshots they are now."""
         cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
         if cut.first.seq_no != first.seq_no:
@@ -242,7 +245,7 @@ class Planner:
                 )
                 raise OutdatedPlanError(message)
 
-    def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
+    def _kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
         """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
         policy, cursors = self._policy(), self._offsets()
         if not policy.collects:
