@@ -133,12 +133,6 @@ def bootstrap(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    seq_no: FragmentSeqNo
-    records: list[Record]
-
-
 class _Bootstrapping:
     """The writes, a few fragments at a time; of what is written only the manifest is held in memory."""
 
@@ -167,27 +161,28 @@ class _Bootstrapping:
         )
         manifest = replace(initial, setsum=origin.pruned, pruned=origin.pruned, first=place, next=place)
         entry = Epoch(1, self._token, FIRST_SEQ_NO)
-        for pointer in map_ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
+        batches, count = enumerate(self._batches(records), FIRST_SEQ_NO), self._options.uploads_max
+        for pointer in map_ahead(self._runtime, self._write, batches, count=count):
             appended = manifest.apply_fragments(entry, (pointer,))
             manifest = rolled_now(appended, self._snapshots, self._options, self._meter.roll_failed)
         return manifest
 
-    def _batches(self, records: Iterable[Record]) -> Iterator[_Batch]:
+    def _batches(self, records: Iterable[Record]) -> Iterator[list[Record]]:
         """Cut the records into fragments, each record checked to continue the one before."""
-        batch, num_bytes, seq_no = list[Record](), 0, FIRST_SEQ_NO
+        batch, num_bytes = list[Record](), 0
         before = LogPosition(self._origin.first_offset, self._origin.timestamp_us)
         for given in records:
             record, size = self._checked(given, before)
             if batch and (
                 num_bytes + size > self._options.batch_bytes_max or len(batch) == self._options.batch_records_max
             ):
-                yield _Batch(seq_no, batch)
-                batch, num_bytes, seq_no = [], 0, FragmentSeqNo(seq_no + 1)
+                yield batch
+                batch, num_bytes = [], 0
             batch.append(record)
             num_bytes += size
             before = LogPosition(record.offset + 1, record.timestamp_us)
         if batch:
-            yield _Batch(seq_no, batch)
+            yield batch
 
     def _checked(self, record: Record, before: LogPosition) -> tuple[Record, int]:
         """Return a copy of a record, whose buffers are the caller's, and its size.
@@ -229,17 +224,17 @@ class _Bootstrapping:
             )
             raise InvalidRequestError(message)
 
-    def _write(self, batch: _Batch) -> FragmentPointer:
-        records = batch.records
+    def _write(self, numbered: tuple[int, list[Record]]) -> FragmentPointer:
+        seq_no, records = FragmentSeqNo(numbered[0]), numbered[1]
         first, last = records[0], records[-1]
         keys, bodies = [record.key for record in records], [record.body for record in records]
         timestamps_us = [record.timestamp_us for record in records]
         start = LogPosition(first.offset, first.timestamp_us)
-        encoded = parquet.encode_table(parquet.table_of(records), seq_no=batch.seq_no, token=self._token)
+        encoded = parquet.encode_table(parquet.table_of(records), seq_no=seq_no, token=self._token)
         pointer = FragmentPointer(
-            path=fragment_path(batch.seq_no, self._token),
-            first_seq_no=batch.seq_no,
-            seq_no=batch.seq_no,
+            path=fragment_path(seq_no, self._token),
+            first_seq_no=seq_no,
+            seq_no=seq_no,
             start=start,
             limit=LogPosition(last.offset + 1, last.timestamp_us),
             # Of the records as they were given: the encoded bytes are compared with it.

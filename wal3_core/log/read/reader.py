@@ -9,7 +9,7 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
@@ -61,48 +61,6 @@ SCHEMA = pa.schema(
 )
 
 
-class Tables(Protocol):
-    """The methods of a reader that return records as a table.
-
-    A table holds all its records in memory, and about twice that while it is made: give limits, or go through
-    ``batches`` where the log may be larger. Everything is checked as in ``records``, and belongs to one manifest.
-    """
-
-    def batches(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Go through the log as Arrow batches (offset, timestamp_us, key, body)."""
-        ...
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_arrow(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pa.Table:
-        """Return the range's records as a ``pyarrow.Table``.
-
-        Its columns are offset (uint64), timestamp_us (timestamp[us, UTC]), key and body (binary; null where a record
-        has none).
-        """
-        batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
-        return pa.Table.from_batches(batches, schema=SCHEMA)
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_pandas(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pd.DataFrame:
-        """Return ``to_arrow`` as a pandas DataFrame; ModuleNotFoundError where pandas is not installed."""
-        _require("pandas", "to_pandas")
-        return self.to_arrow(start, limits, manifest=manifest).to_pandas()
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_polars(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pl.DataFrame:
-        """Return ``to_arrow`` as a polars DataFrame; ModuleNotFoundError where polars is not installed."""
-        polars = _require("polars", "to_polars")
-        return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
-
-
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch[field.name] for field in SCHEMA]
     try:
@@ -151,7 +109,7 @@ def read_fragment(
     return reread_if_damaged(read, store)
 
 
-class LogReader(Tables):
+class LogReader:
     """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
 
     Everything read is checked against the manifest's positions, counts and setsums unless
@@ -232,7 +190,9 @@ class LogReader(Tables):
         fixed by the manifest: what is collected after that one was loaded is never silently skipped.
         """
         manifest = manifest or self.manifest()
-        yield from (pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, _itself))
+        yield from (
+            pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, lambda pointer: pointer)
+        )
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def files(
@@ -306,6 +266,35 @@ class LogReader(Tables):
                 return
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_arrow(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pa.Table:
+        """Return the range's records as a ``pyarrow.Table``.
+
+        Its columns are offset (uint64), timestamp_us (timestamp[us, UTC]), key and body (binary; null where a record
+        has none). It holds all records in memory, and about twice that while it is made: give limits, or go through
+        ``batches`` where the log may be larger. Everything is checked as in ``records``, and belongs to one manifest.
+        """
+        batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
+        return pa.Table.from_batches(batches, schema=SCHEMA)
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_pandas(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pd.DataFrame:
+        """Return ``to_arrow`` as a pandas DataFrame; ModuleNotFoundError where pandas is not installed."""
+        _require("pandas", "to_pandas")
+        return self.to_arrow(start, limits, manifest=manifest).to_pandas()
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_polars(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pl.DataFrame:
+        """Return ``to_arrow`` as a polars DataFrame; ModuleNotFoundError where polars is not installed."""
+        polars = _require("polars", "to_polars")
+        return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def records(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[Record]:
@@ -373,10 +362,6 @@ class LogReader(Tables):
             reloads_max=self._options.reloads_max,
             exact=exact,
         )
-
-
-def _itself(pointer: FragmentPointer) -> FragmentPointer:
-    return pointer
 
 
 @checked(

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, optional
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
@@ -44,14 +45,11 @@ from wal3_core.model.strict_json import (
 )
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
-from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
-from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
@@ -64,13 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["Problem", "ScrubReport", "cursor_problems", "pruned_where_gaps", "scrub", "still_named"]
 
 _FETCHES_AHEAD = 4
-
-
-class _Counts(TypedDict):
-    num_records: int
-    num_bytes: int
-    num_fragments: int
-    found: str
 
 
 @dataclass(slots=True)
@@ -101,16 +92,6 @@ class _Tally:
         self.num_records += pointer.num_records
         self.num_bytes += pointer.num_bytes
         self.num_fragments += 1
-
-    @property
-    def counts(self) -> _Counts:
-        """What is sound, as a report counts it."""
-        return {
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "found": self.setsum.hexdigest(),
-        }
 
     def _pass(self, start: int, pointer: Pointer) -> None:
         first, following = self.range or (start, start)
@@ -148,17 +129,18 @@ def scrub(
     reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
     manifest = _load_manifest(reader, log_store(store, log), runtime)
     if isinstance(manifest, Problem):
-        return _unread(log, manifest)
+        return ScrubReport(log=log, problems=(manifest,))
+    stores = LogStores(store, log, runtime=runtime, log_id=manifest.log_id)
     begin = _begin(manifest, start)
     tally = _Tally(begin=offset_of(begin) or 0)
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
-    share = share_of(log_store(store, log))
+    share = share_of(stores.objects)
     for pointer, damage in map_ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))
     first, following = tally.range or (_nowhere(manifest, begin),) * 2
-    tally.problems += [*lost, *KeyRollupScrub(store, log, reader, manifest, runtime).problems(first, following)]
+    tally.problems += [*lost, *_key_rollup_problems(stores, reader, manifest, first, following)]
     if following >= manifest.next.position.offset:
         tally.problems += cursor_problems(store, log, runtime, manifest)
     whole, asked = begin is None and len(lost) == len(tally.missing), offset_of(begin) or first
@@ -166,6 +148,9 @@ def scrub(
         log=log,
         log_id=manifest.log_id,
         setsum=manifest.setsum.hexdigest(),
+        num_records=tally.num_records,
+        num_bytes=tally.num_bytes,
+        num_fragments=tally.num_fragments,
         num_snapshots=walk.num_opened,
         problems=tuple(tally.problems),
         first_offset=first,
@@ -174,7 +159,7 @@ def scrub(
         covered=(manifest.pruned + tally.setsum).hexdigest() if whole else None,
         asked_offset=asked if first < asked else None,
         pruned=pruned_where_gaps(manifest),
-        **tally.counts,
+        found=tally.setsum.hexdigest(),
     ).weighed()
 
 
@@ -223,18 +208,6 @@ def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime) -> Ma
         return Problem(MANIFEST, str(lost))
 
 
-def _unread(log: str, problem: Problem) -> ScrubReport:
-    return ScrubReport(
-        log=log,
-        setsum=EMPTY.hexdigest(),
-        num_records=0,
-        num_bytes=0,
-        num_fragments=0,
-        num_snapshots=0,
-        problems=(problem,),
-    )
-
-
 def _lost(reader: LogReader, tally: _Tally) -> Iterator[Problem]:
     """Report a missing object only if the newest manifest still refers to it."""
     newest = reader.manifest() if tally.missing else None
@@ -249,35 +222,34 @@ def still_named(reader: LogReader, manifest: Manifest, path: str, start: int, li
 
     def leads(pointers: Iterable[Pointer]) -> bool:
         return any(
-            pointer.path == path or (isinstance(pointer, SnapshotPointer) and leads(below(pointer)))
+            pointer.path == path or (isinstance(pointer, SnapshotPointer) and leads(_below(reader, pointer)))
             for pointer in pointers
             if pointer.start.offset < limit and start < pointer.limit.offset
         )
 
-    def below(pointer: SnapshotPointer) -> tuple[Pointer, ...]:
-        try:
-            return reader.load_snapshot(pointer).pointers
-        except CorruptError:
-            # It is reported where it is read.
-            return ()
-
     return leads(manifest.pointers)
+
+
+def _below(reader: LogReader, pointer: SnapshotPointer) -> tuple[Pointer, ...]:
+    """Return what a snapshot leads to; nothing for one that cannot be read, which is reported where it is read."""
+    try:
+        return reader.load_snapshot(pointer).pointers
+    except CorruptError:
+        return ()
 
 
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
     """Report every cursor that cannot be read, or points outside what the log holds."""
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    log_id = manifest.log_id
-    for path, witness in CursorStore(store, log, runtime=runtime, log_id=log_id).survey():
+    stores = LogStores(store, log, runtime=runtime, log_id=manifest.log_id)
+    for path, witness in stores.cursors.survey():
         if isinstance(witness, CorruptError):
             yield Problem(path, str(witness))
             continue
         found = witness.cursor.position.offset
         if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
-            root = with_retries(log_store(store, log), runtime)
-            now = ManifestStore(root, runtime, log_id=log_id).load().manifest
-            limit = now.next.position.offset
+            limit = stores.manifests.load().manifest.next.position.offset
         if not (first if witness.cursor.pins else 1) <= found <= limit:
             yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")
 
@@ -308,12 +280,12 @@ class ScrubReport:
     """
 
     log: str
-    setsum: str
-    num_records: int
-    num_bytes: int
-    num_fragments: int
-    num_snapshots: int
-    problems: tuple[Problem, ...]
+    setsum: str = EMPTY.hexdigest()
+    num_records: int = 0
+    num_bytes: int = 0
+    num_fragments: int = 0
+    num_snapshots: int = 0
+    problems: tuple[Problem, ...] = ()
     log_id: str = ""
     first_offset: int = 0
     next_offset: int = 0
@@ -422,62 +394,49 @@ def _sum(one: str, other: str) -> str:
 _REMEDY = "delete this object: it holds no records, and is computed again"
 
 
-class KeyRollupScrub:
-    """Compares the key roll-ups of one life of a log. A log without any costs one request."""
+def _key_rollup_problems(
+    stores: LogStores, reader: LogReader, manifest: Manifest, first: int, limit: int
+) -> Iterator[Problem]:
+    """Compare the key roll-ups of the snapshots that end in a range, so that each is in one of adjoining ranges.
 
-    def __init__(self, store: ObjectStore, log: str, reader: LogReader, manifest: Manifest, runtime: Runtime) -> None:
-        self._reader = reader
-        self._manifest = manifest
-        self._runtime = runtime
-        options = ReaderOptions()
-        root = with_retries(log_store(store, log), runtime)
-        manifests = ManifestStore(root, runtime, log_id=manifest.log_id)
-        self._objects = manifests.objects
-        self._rollups = KeyRollupStore(manifests, runtime, options.retry)
-        self._columns = KeyColumns(manifests.objects, options)
-
-    def problems(self, first: int, limit: int) -> Iterator[Problem]:
-        """Report those of the snapshots that end in a range of offsets, so that each is in one of adjoining ranges."""
-        snapshots = self._snapshots(self._manifest.pointers, first, limit)
+    A log without any costs one request.
+    """
+    snapshots = _leaves(reader, manifest.pointers, first, limit)
+    pointer = next(snapshots, None)
+    if pointer is None:
         # Many ranges have none.
-        for pointer in snapshots:
-            present = {meta.path for meta in self._objects.list_objects(KEY_ROLLUP_FOLDER)}
-            if present:
-                yield from self._problems(chain((pointer,), snapshots), present)
-            return
+        return
+    present = {meta.path for meta in stores.objects.list_objects(KEY_ROLLUP_FOLDER)}
+    columns = KeyColumns(stores.objects, ReaderOptions())
+    for each in chain((pointer,), snapshots) if present else ():
+        path = key_rollup_path(each.path)
+        if path in present and (wrong := _compared(stores, reader, columns, each)) is not None:
+            yield Problem(path, f"{wrong}: {_REMEDY}")
 
-    def _problems(self, pointers: Iterable[SnapshotPointer], present: Container[str]) -> Iterator[Problem]:
-        for pointer in pointers:
-            path = key_rollup_path(pointer.path)
-            if path in present and (wrong := self._compared(pointer)) is not None:
-                yield Problem(path, f"{wrong}: {_REMEDY}")
 
-    def _snapshots(self, pointers: Sequence[Pointer], first: int, limit: int) -> Iterator[SnapshotPointer]:
-        """Go through the snapshots of depth 1 that end in a range; unreadable ones are reported elsewhere."""
-        for pointer in pointers:
-            inside = pointer.start.offset < limit and first < pointer.limit.offset
-            if not isinstance(pointer, SnapshotPointer) or not inside:
-                continue
-            if pointer.depth > 1:
-                try:
-                    below = self._reader.load_snapshot(pointer).pointers
-                except CorruptError:
-                    continue
-                yield from self._snapshots(below, first, limit)
-            elif pointer.limit.offset <= limit:
-                yield pointer
+def _leaves(reader: LogReader, pointers: Sequence[Pointer], first: int, limit: int) -> Iterator[SnapshotPointer]:
+    """Go through the snapshots of depth 1 that end in a range; unreadable ones are reported elsewhere."""
+    for pointer in pointers:
+        inside = pointer.start.offset < limit and first < pointer.limit.offset
+        if not isinstance(pointer, SnapshotPointer) or not inside:
+            continue
+        if pointer.depth > 1:
+            yield from _leaves(reader, _below(reader, pointer), first, limit)
+        elif pointer.limit.offset <= limit:
+            yield pointer
 
-    def _compared(self, pointer: SnapshotPointer) -> str | None:
-        """Say what is wrong with a key roll-up; None when nothing is, or when it cannot be found out."""
-        try:
-            found = self._rollups.read(pointer)
-        except CorruptError as error:
-            return str(error)
-        try:
-            expected = build_key_rollup(self._reader.load_snapshot(pointer), self._columns, runtime=self._runtime)
-        except CorruptError:
-            # What is damaged, or was collected, is reported where the records are read.
-            return None
-        if found is None or found == expected:
-            return None
-        return f"key roll-up {key_rollup_path(pointer.path)}: expected the keys of its fragments, found others"
+
+def _compared(stores: LogStores, reader: LogReader, columns: KeyColumns, pointer: SnapshotPointer) -> str | None:
+    """Say what is wrong with a key roll-up; None when nothing is, or when it cannot be found out."""
+    try:
+        found = stores.key_rollups.read(pointer)
+    except CorruptError as error:
+        return str(error)
+    try:
+        expected = build_key_rollup(reader.load_snapshot(pointer), columns, runtime=stores.runtime)
+    except CorruptError:
+        # What is damaged, or was collected, is reported where the records are read.
+        return None
+    if found is None or found == expected:
+        return None
+    return f"key roll-up {key_rollup_path(pointer.path)}: expected the keys of its fragments, found others"

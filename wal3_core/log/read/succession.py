@@ -61,11 +61,20 @@ def records_across(
     between two logs are gone, or are collected before they are read, CorruptError when a successor does not
     continue where the log before it ends.
     """
-    reading = _Reading(start, limits)
+    reading = _ChainRead(start, limits)
     before: _Before | None = None
     seen: set[LogId] = set()
     while True:
-        reader = _open(store, log, before, options=options, runtime=runtime)
+        try:
+            reader = LogReader.open(store, log, options=options, runtime=runtime)
+        except LogNotFoundError as error:
+            if before is None:
+                raise
+            message = (
+                f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
+                f" exist: initialize the successor"
+            )
+            raise LogNotFoundError(message) from error
         manifest = continuing(reader.manifest(), log, before)
         _check_new(manifest, log, seen)
         yield from reading.records(reader, manifest)
@@ -99,7 +108,7 @@ def follow_across(
     record end the call anywhere. Errors as ``records_across``.
     """
     runtime, options = runtime or shared_runtime(), options or ReaderOptions()
-    reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
+    reading, waiting = _ChainRead(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
     before: _Before | None = None
     seen: set[LogId] = set()
     while True:
@@ -150,26 +159,6 @@ def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
     return found.follows == sealed.log_id and found.first.seq_no >= sealed.next.seq_no
 
 
-def _open(
-    store: ObjectStore,
-    log: str,
-    before: _Before | None,
-    *,
-    options: ReaderOptions | None,
-    runtime: Runtime | None,
-) -> LogReader:
-    try:
-        return LogReader.open(store, log, options=options, runtime=runtime)
-    except LogNotFoundError as error:
-        if before is None:
-            raise
-        message = (
-            f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
-            f" exist: initialize the successor"
-        )
-        raise LogNotFoundError(message) from error
-
-
 def _awaited(
     store: ObjectStore,
     log: str,
@@ -192,7 +181,7 @@ def _awaited(
     return None
 
 
-class _Reading:
+class _ChainRead:
     """How far a read has come, and what its limits leave."""
 
     def __init__(self, start: ReadStart, limits: Limits) -> None:
