@@ -11,19 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.log.log_stores import LogStores
-from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.model.paths import MANIFEST
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import SnapshotCompactorOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.documents.snapshot_store import SnapshotMissingError
-from wal3_core.storage.object_store import a_store, share_of
+from wal3_core.storage.object_store import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,12 +107,6 @@ class SnapshotCompactionReport:
 class SnapshotCompactor:
     """Keeps one log's tree in shape where its writers do not; appends go on meanwhile."""
 
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        options=optional(instance_of(SnapshotCompactorOptions)),
-        runtime=optional(a_runtime),
-    )
     def __init__(
         self,
         store: ObjectStore,
@@ -134,7 +127,6 @@ class SnapshotCompactor:
         self._manifests, self._load = self._stores.manifests, self._stores.snapshots.load
         self._repacker = Repacker(options.snapshots, self._load, pointers_max=options.pointers_per_step_max)
 
-    @checked(exact=flag)
     def shape(self, *, exact: bool = False) -> Shape:
         """Measure the tree: one GET, and when ``exact`` one a snapshot of depth 2."""
         return self._shape(self._manifests.load().manifest, self._load if exact else None)
@@ -157,7 +149,6 @@ class SnapshotCompactor:
         )
         return SnapshotPlan(log=self.log, shape=self._shape(manifest, self._load), findings=findings)
 
-    @checked(progress=function)
     def compact(
         self, progress: Callable[[int, int | None], None] = lambda _done, _total: None
     ) -> SnapshotCompactionReport:

@@ -13,23 +13,19 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, function, instance_of, optional, seconds
+from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import InvalidRequestError, MissingError
 from wal3_core.log.read.following import Following, Source, Waiting, in_thread
 from wal3_core.log.read.scan import first_rows, holds, trim, within
 from wal3_core.log.read.walk import Loader, Reloading, Walk, stored_file
 from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import check_log_name, check_pin_name
-from wal3_core.model.position import read_start
-from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.model.paths import check_log_name
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
+from wal3_core.storage.object_store import log_store, object_url, share_of
 from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
@@ -40,12 +36,14 @@ if TYPE_CHECKING:
 
     from wal3_core.errors import CorruptError
     from wal3_core.log.read.walk import StoredFile
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.pin import Pin
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -134,9 +132,6 @@ class LogReader:
         self._known: Installed | None = None
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(ReaderOptions)), runtime=optional(a_runtime)
-    )
     def open(
         cls,
         store: ObjectStore,
@@ -160,24 +155,20 @@ class LogReader:
         self._known = known
         return known.manifest
 
-    @checked(pointer=instance_of(SnapshotPointer))
     def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
         """Return a snapshot of the manifest's tree, checked."""
         return self._snapshots.load(pointer)
 
-    @checked(manifest=instance_of(Manifest))
     def is_current(self, manifest: Manifest) -> bool:
         """Tell whether a manifest is the log's newest still: one GET, cheap when it is the one loaded last."""
         return self.manifest() == manifest
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def scan(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> list[FragmentPointer]:
         """List the fragments that hold the records from ``start`` to the limits, in order; see ``pointers``."""
         return list(self.pointers(start, limits, manifest=manifest))
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def pointers(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[FragmentPointer]:
@@ -194,7 +185,6 @@ class LogReader:
             pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, lambda pointer: pointer)
         )
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def files(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[StoredFile]:
@@ -206,14 +196,12 @@ class LogReader:
         for pointer in self.pointers(start, limits, manifest=manifest):
             yield stored_file(self._store.url, pointer)
 
-    @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
         options = self._options
         most, verify = options.fragment_expanded_bytes_max, options.verify
         return read_fragment(self._store, pointer, expanded_bytes_max=most, verify=verify)[1]
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def fragments(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[tuple[Fragment, ReadStart]]:
@@ -241,7 +229,6 @@ class LogReader:
                 return
             start = reached
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def batches(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -265,7 +252,6 @@ class LogReader:
             if left == 0:
                 return
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def to_arrow(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> pa.Table:
@@ -278,7 +264,6 @@ class LogReader:
         batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
         return pa.Table.from_batches(batches, schema=SCHEMA)
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def to_pandas(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> pd.DataFrame:
@@ -286,7 +271,6 @@ class LogReader:
         _require("pandas", "to_pandas")
         return self.to_arrow(start, limits, manifest=manifest).to_pandas()
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def to_polars(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> pl.DataFrame:
@@ -294,7 +278,6 @@ class LogReader:
         polars = _require("polars", "to_polars")
         return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def records(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[Record]:
@@ -305,7 +288,7 @@ class LogReader:
         for batch in self.batches(start, limits, manifest=manifest):
             yield from parquet.records_of(batch)
 
-    @checked(start=read_start, idle_s=optional(seconds))
+    @checked(idle_s=optional(seconds))
     def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
         """Go through the log's records, then wait for more, forever or until none came for ``idle_s`` seconds.
 
@@ -317,12 +300,11 @@ class LogReader:
         """
         yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
 
-    @checked(start=read_start, idle_s=optional(seconds))
+    @checked(idle_s=optional(seconds))
     def follow_async(self, start: ReadStart = None, *, idle_s: float | None = None) -> AsyncGenerator[Record, None]:
         """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
         return in_thread(self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)))
 
-    @checked(start=read_start, waiting=optional(instance_of(Waiting)))
     def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:
         """Return what ``follow`` goes through, for callers that want to know why it ended."""
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
@@ -335,7 +317,6 @@ class LogReader:
         for batch in self._batches(start, UNLIMITED, manifest, exact=False):
             yield from parquet.records_of(batch)
 
-    @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
     def walk(
         self,
         manifest: Manifest,
@@ -364,14 +345,6 @@ class LogReader:
         )
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-)
 def pinned_records(
     store: ObjectStore,
     log: str,
@@ -385,13 +358,6 @@ def pinned_records(
     yield from open_pinned(store, log, name, runtime=runtime).records(start, limits)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
 def open_pinned(
     store: ObjectStore,
     log: str,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from wal3_core.arguments import wrong
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import AtTime, LogPosition, ReadStart
@@ -42,7 +43,9 @@ def begun(manifest: Manifest, start: ReadStart) -> ReadStart:
         case AtTime(timestamp_us) if not isinstance(start, BegunAtTime):
             wanted = (pointer.start.offset for pointer in manifest.pointers if not lies_before(pointer, start))
             return BegunAtTime(timestamp_us, next(wanted, manifest.next.position.offset))
-    return start
+        case AtTime() | LogPosition():
+            return start
+    return offset_of(start)
 
 
 def floor_of(start: ReadStart) -> int | None:
@@ -76,8 +79,7 @@ def offset_of(start: ReadStart) -> int | None:
         # Any type of integer, numpy's and Arrow's included.
         return operator.index(start)
     except TypeError:
-        message = f"read: expected to start at an offset, a position or a time, found {start!r}"
-        raise InvalidRequestError(message) from None
+        raise wrong("start", "an offset, a position or a time", start) from None
 
 
 def within(limits: Limits, manifest: Manifest) -> Limits:

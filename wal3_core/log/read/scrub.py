@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, function, instance_of, optional
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
@@ -24,11 +23,9 @@ from wal3_core.model.paths import (
     KEY_ROLLUP_FOLDER,
     MANIFEST,
     check_log_id,
-    check_log_name,
     key_rollup_path,
     life_folder,
 )
-from wal3_core.model.position import read_start
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.model.strict_json import (
@@ -44,9 +41,9 @@ from wal3_core.model.strict_json import (
     text_as,
 )
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import lost_manifest
-from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
+from wal3_core.storage.object_store import log_store, object_url, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,14 +96,6 @@ class _Tally:
         self.range = min(first, start), max(following, pointer.limit.offset)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-    progress=function,
-)
 def scrub(
     store: ObjectStore,
     log: str,

@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.read.following import Waiting, destroyed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
 from wal3_core.model import parquet
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import AtTime, LogPosition, read_start
+from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
     _Before = tuple[str, Manifest]
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
 def records_across(
     store: ObjectStore,
     log: str,
@@ -85,14 +76,7 @@ def records_across(
         before, log = (log, manifest), successor
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    idle_s=optional(seconds),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(idle_s=optional(seconds))
 def follow_across(
     store: ObjectStore,
     log: str,
