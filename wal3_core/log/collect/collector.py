@@ -357,13 +357,11 @@ def collect(
         marked += [orphans.path] if isinstance(orphans, MarkedGarbage) else []
     plan, path = _prune(collector, limit_offset, options.rounds_max)
     marked += [] if path is None else [path]
-    deleted |= {path: _delete_marked(deleter, path, options.interval_s, progress) for path in marked}
+    for path in marked:
+        # An interval of 0 is over at once.
+        wait_s = options.interval_s
+        deleted[path] = DeletionReport(path=path, wait_s=wait_s) if wait_s else deleter.delete(path, progress=progress)
     return CollectionReport(plan=plan, num_orphans=len(found), deleted=tuple(deleted.values()))
-
-
-def _delete_marked(deleter: Deleter, path: str, interval_s: float, progress: Callable[[int], None]) -> DeletionReport:
-    """Delete what a document that was marked just now names, if the interval is 0."""
-    return DeletionReport(path=path, wait_s=interval_s) if interval_s > 0 else deleter.delete(path, progress=progress)
 
 
 def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> tuple[Plan, str | None]:

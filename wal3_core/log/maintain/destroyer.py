@@ -215,8 +215,6 @@ def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
 
 
 class _Destroying:
-    """One call's steps."""
-
     def __init__(self, root: ObjectStore, log_id: LogId, runtime: Runtime, progress: Callable[[int], None]) -> None:
         self._root = root
         self._log_id = log_id

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,9 +25,10 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.read.reader import LogReader, read_fragment
-from wal3_core.log.read.scrub import Problem, still_named
+from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_named
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import (
@@ -39,14 +41,12 @@ from wal3_core.model.paths import (
 )
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
-from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
-from wal3_core.storage.retrying import attempts, for_store, with_retries
+from wal3_core.storage.retrying import attempts, for_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
-_FETCHES_AHEAD = 4
 # A file that is longer than its fragment is read to its end, for its version, if it is longer by this at most.
 _EXTRA_BYTES_MAX = 64 * 2**20
 
@@ -115,8 +114,6 @@ def repair_log(
 
 
 class _Repairing:
-    """One call's parts."""
-
     def __init__(self, log: LogAt, copy: LogAt, runtime: Runtime, *, dry_run: bool) -> None:
         self._log = log
         # With a lower limit, a sound fragment would be taken for a damaged one.
@@ -124,15 +121,13 @@ class _Repairing:
         self._reading = replace(log.reading, verify=True, fragment_expanded_bytes_max=expanded_bytes_max)
         self._runtime = runtime
         self._dry_run = dry_run
-        self._retry = RetryOptions()
-        root = with_retries(log_store(log.store, log.log), runtime)
-        if canonical_url(root.url) == canonical_url(log_store(copy.store, copy.log).url):
-            message = f"log {root.url}: expected a copy of it, found itself"
+        self._url = log_store(log.store, log.log).url
+        if canonical_url(self._url) == canonical_url(log_store(copy.store, copy.log).url):
+            message = f"log {self._url}: expected a copy of it, found itself"
             raise InvalidRequestError(message)
-        self._url = root.url
         self._reader = LogReader(log.store, log.log, options=self._reading, runtime=runtime)
         self._manifest = self._reader.manifest()
-        self._objects = ManifestStore(root, runtime, self._retry, log_id=self._manifest.log_id).objects
+        self._objects = LogStores(log.store, log.log, runtime=runtime, log_id=self._manifest.log_id).objects
         self._source = RepairSource(copy, runtime)
         self._reloads_left = log.reading.reloads_max
         self._repaired: list[str] = []
@@ -143,7 +138,9 @@ class _Repairing:
         manifest, sound, records, seen = self._manifest, 0, 0, 0
         walk = self._walk(manifest.pointers, manifest.first.position.offset, manifest.next.position.offset)
         share = share_of(self._objects)
-        for pointer, damage in map_ahead(self._runtime, self._examine, walk, count=_FETCHES_AHEAD, share=share):
+        for pointer, damage in map_ahead(
+            self._runtime, partial(examine, self._reader), walk, count=FETCHES_AHEAD, share=share
+        ):
             if damage is None or self._repair_fragment(pointer, damage):
                 sound, records = sound + 1, records + pointer.num_records
             seen += pointer.num_records
@@ -187,13 +184,6 @@ class _Repairing:
         newest = self._reader.manifest().pointers
         return tuple(self._walk(newest, start, limit))
 
-    def _examine(self, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
-        try:
-            self._reader.fetch(pointer)
-        except CorruptError as error:
-            return pointer, error
-        return pointer, None
-
     def _is_named(self, pointer: Pointer) -> bool:
         """Tell whether the newest manifest leads to an object: if not, it was collected or replaced, and is done."""
         newest = self._reader.manifest()
@@ -225,7 +215,7 @@ class _Repairing:
         try:
             snapshot = self._rebuilt(pointer)
             data = snapshot.to_bytes()
-            written = self._write(pointer, data, lambda found: found == data, bytes_max=SNAPSHOT_BYTES_MAX)
+            written = self._write(pointer, data, lambda found: found == data, bytes_max=BYTES_MAX)
         except UnrepairableError as error:
             self._problems.append(Problem(pointer.path, f"{damage}; not repaired: {error}"))
             return None
@@ -254,7 +244,7 @@ class _Repairing:
             self._repaired.append(pointer.path)
             return True
         cause = "refused"
-        for _ in attempts(for_store(self._retry, self._objects), self._runtime):
+        for _ in attempts(for_store(RetryOptions(), self._objects), self._runtime):
             bad = self._stored(pointer, is_sound, bytes_max)
             if bad is None or not is_sound(bad.data):
                 # After the read: what is named now is not deleted until an interval later.
@@ -307,10 +297,8 @@ class RepairSource:
     def __init__(self, copy: LogAt, runtime: Runtime) -> None:
         self._reading = replace(copy.reading, verify=True)
         self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
-        self._manifests = ManifestStore(
-            with_retries(log_store(copy.store, copy.log), runtime, copy.reading.retry), runtime
-        )
-        self.url = self._manifests.url
+        self._stores = LogStores(copy.store, copy.log, runtime=runtime, retry=copy.reading.retry)
+        self.url = self._stores.url
 
     def fragment(self, pointer: FragmentPointer) -> bytes:
         """Return the bytes that a pointer of the log names; UnrepairableError when the copy does not give them."""
@@ -331,7 +319,7 @@ class RepairSource:
         """Return the copy's file at the fragment's path, if it is that fragment's: a full copy has the same files."""
         try:
             most = self._reading.fragment_expanded_bytes_max
-            return read_fragment(self._manifests.objects, pointer, expanded_bytes_max=most)[0]
+            return read_fragment(self._stores.objects, pointer, expanded_bytes_max=most)[0]
         except CorruptError:
             return None
 

@@ -78,8 +78,9 @@ def seal(
         # A seal is never lifted, so it must say why it was set.
         message = f"log {log}: expected a reason to seal it, found {reason.strip()!r}"
         raise InvalidRequestError(message)
-    if successor is not None:
-        _check_successor(log, successor)
+    if successor == log:
+        message = f"log {log}: expected a successor of another name, found its own"
+        raise InvalidRequestError(message)
     wanted = Seal(
         reason=reason,
         # The token makes the seal this call's own: another's is never taken for it.
@@ -191,12 +192,6 @@ def _install(stores: LogStores, wanted: Seal, base: Installed) -> Seal:
             break
     message = f"{manifests.what}: not sealed yet, unknown whether it will be: seal it again"
     raise UnavailableError(message)
-
-
-def _check_successor(log: str, successor: str) -> None:
-    if check_log_name(successor) == log:
-        message = f"log {log}: expected a successor of another name, found its own"
-        raise InvalidRequestError(message)
 
 
 def _check_goes_on(stores: LogStores) -> None:

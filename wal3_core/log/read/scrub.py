@@ -56,9 +56,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-__all__ = ["Problem", "ScrubReport", "cursor_problems", "pruned_where_gaps", "scrub", "still_named"]
-
-_FETCHES_AHEAD = 4
+FETCHES_AHEAD = 4
 
 
 @dataclass(slots=True)
@@ -124,7 +122,7 @@ def scrub(
     tally = _Tally(begin=offset_of(begin) or 0)
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
     share = share_of(stores.objects)
-    for pointer, damage in map_ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
+    for pointer, damage in map_ahead(runtime, partial(examine, reader), walk, count=FETCHES_AHEAD, share=share):
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))
@@ -169,7 +167,8 @@ def pruned_where_gaps(manifest: Manifest) -> str | None:
     return manifest.pruned.hexdigest() if manifest.num_records < num_offsets else None
 
 
-def _examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+def examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+    """Read a fragment; return it with what is wrong with it."""
     try:
         reader.fetch(pointer)
     except CorruptError as error:

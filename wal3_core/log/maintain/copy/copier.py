@@ -139,8 +139,6 @@ class _Plan:
 
 
 class _Copying:
-    """One call's parts."""
-
     def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
         self._target = target
         self._runtime = runtime
@@ -153,7 +151,10 @@ class _Copying:
 
     def run(self, begins: int | LogAt | None, *, with_cursors: bool) -> CopyReport:
         """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
-        from_offset = self._end_of(begins) if isinstance(begins, LogAt) else begins
+        from_offset = None if isinstance(begins, LogAt) else begins
+        if isinstance(begins, LogAt):
+            self._after = LogStores(begins.store, begins.log, runtime=self._runtime).manifests.load().manifest
+            from_offset = self._after.next.position.offset
         address = canonical_url(self._from.url)
         if address == canonical_url(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
@@ -195,7 +196,11 @@ class _Copying:
 
     def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
         manifest = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(pin.manifest, manifest, from_offset) if with_cursors else {}
+        # Those that the copy can have; named appends may lie in the part that is not copied.
+        cursors, operation = {}, Operation.COPY if from_offset is None else Operation.COPY_FROM
+        if with_cursors:
+            found, first, limit = load_cursors(self._from, pin.manifest), manifest.first, manifest.next
+            cursors = take_cursors(operation, found, first.position, limit.position)
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _Plan(name, pin, manifest, cursors, terms)
 
@@ -242,10 +247,6 @@ class _Copying:
             )
             raise GarbageCollectedError(message)
         return part
-
-    def _end_of(self, earlier: LogAt) -> int:
-        self._after = LogStores(earlier.store, earlier.log, runtime=self._runtime).manifests.load().manifest
-        return self._after.next.position.offset
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
@@ -300,11 +301,6 @@ class _Copying:
         return read_fragment(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
 
     # ------------------------------------------------------------------ documents
-
-    def _cursors_within(self, pinned: Manifest, copied: Manifest, from_offset: int | None) -> dict[str, Cursor]:
-        """Load the source's cursors that the copy can have; named appends may lie in the part that is not copied."""
-        operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
-        return take_cursors(operation, load_cursors(self._from, pinned), copied.first.position, copied.next.position)
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""

@@ -20,12 +20,9 @@ from wal3_core.options import UNLIMITED
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
@@ -119,11 +116,6 @@ class CopiedCursors:
         """
         held = self._ours.save(name, held.cursor.position, held)
         return held if fenced(self._copy.manifests).next.position == limit else None
-
-
-def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
-    """Return the named appends of cursors."""
-    return (each for cursor in cursors.values() for each in cursor.appends)
 
 
 def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> bool:

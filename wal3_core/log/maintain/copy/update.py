@@ -20,7 +20,7 @@ from wal3_core.errors import (
 )
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.copier import LogAt
-from wal3_core.log.maintain.copy.cursors import CopiedCursors, appends_of
+from wal3_core.log.maintain.copy.cursors import CopiedCursors
 from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.log.read.scan import select, trim
@@ -33,7 +33,6 @@ from wal3_core.model.manifest import Epoch
 from wal3_core.model.named_append import Places
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
     from wal3_core.storage.documents.manifest_store import Installed
@@ -107,8 +105,6 @@ def update_copy(
 
 
 class _Updating:
-    """One call's parts."""
-
     def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
         self._source, self._target = source, target
         self._runtime = runtime
@@ -160,21 +156,18 @@ class _Updating:
                 continue
             if cursors is not None:
                 cursors.move_all(result, self._from.manifests.load().manifest)
-            return self._report(result, began, len(cursors.moved) if cursors else 0)
+            return CopyUpdateReport(
+                log=self._target.log,
+                from_offset=began,
+                next_offset=result.next.position.offset,
+                num_records=self._num_records,
+                num_bytes=sum(pointer.num_bytes for pointer in self._appended),
+                num_fragments=len(self._appended),
+                num_cursors=len(cursors.moved) if cursors else 0,
+                setsum=result.setsum,
+            )
         message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
         raise UnavailableError(message)
-
-    def _report(self, manifest: Manifest, began: int, moved: int) -> CopyUpdateReport:
-        return CopyUpdateReport(
-            log=self._target.log,
-            from_offset=began,
-            next_offset=manifest.next.position.offset,
-            num_records=self._num_records,
-            num_bytes=sum(pointer.num_bytes for pointer in self._appended),
-            num_fragments=len(self._appended),
-            num_cursors=moved,
-            setsum=manifest.setsum,
-        )
 
     def _check_copy(self, copied: Manifest, source: Manifest) -> None:
         """Refuse a target that does not hold exactly the source's records up to the target's end."""
@@ -190,13 +183,20 @@ class _Updating:
             raise GarbageCollectedError(message)
         found = f"records that it does not have, up to offset {offset - 1}"
         if offset <= source.next.position.offset:
-            cut = cut_below(source, offset, self._from.snapshots.load)
-            around = self._joined(source, offset)
-            begins = cut.first.position.offset == offset or around is not None
-            below = source.pruned + sum_setsums(cut.dropped) + self._sum_below(around, offset)
+            load = self._from.snapshots.load
+            cut, around = cut_below(source, offset, load), next(select(source.pointers, offset, UNLIMITED, load), None)
+            below = source.pruned + sum_setsums(cut.dropped)
+            # The copy ends where a fragment of the source did, which a pass may have joined with others since.
+            begins, compacted = cut.first.position.offset == offset, False
+            if around is not None and around.start.offset < offset:
+                begins, compacted = around.num_records == around.limit.offset - around.start.offset, around.compacted
+                if begins:
+                    below += parquet.table_setsum(trim(self._read(around).table, None, Limits(offset=offset)))
             if begins and below == copied.setsum:
                 return
-            if self._is_compacted(source, cut, offset):
+            # What was dropped is known only as a sum over the whole log: nothing shows what lay below the offset.
+            width = source.next.position.offset - cut.first.position.offset
+            if compacted or sum(pointer.num_records for pointer in cut.pointers) < width:
                 message = (
                     f"log {self._into.url}: expected log {self._from.url} to hold all records from its end on, offset"
                     f" {offset}, found that a compaction dropped some or joined them with others: copy to another name"
@@ -205,32 +205,6 @@ class _Updating:
             found = f"other records below offset {offset}"
         message = f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}"
         raise InvalidRequestError(message)
-
-    def _joined(self, source: Manifest, offset: int) -> FragmentPointer | None:
-        """Return the fragment that holds the records on both sides of an offset, and lacks none.
-
-        A pass has joined others to it; a copy ends where a fragment of the source did.
-        """
-        around = next(select(source.pointers, offset, UNLIMITED, self._from.snapshots.load), None)
-        if around is None or around.start.offset >= offset:
-            return None
-        return around if around.num_records == around.limit.offset - around.start.offset else None
-
-    def _sum_below(self, around: FragmentPointer | None, offset: int) -> Setsum:
-        """Add up the records of a fragment that lie below an offset."""
-        if around is None:
-            return EMPTY
-        return parquet.table_setsum(trim(self._read(around).table, None, Limits(offset=offset)))
-
-    def _is_compacted(self, source: Manifest, cut: Cut, offset: int) -> bool:
-        """Tell whether the source lacks records from an offset on, or has a fragment that stands for both sides of it.
-
-        What was dropped is known only as a sum over the whole log, so nothing shows any more what lay below the offset.
-        """
-        width = source.next.position.offset - cut.first.position.offset
-        around = next(select(source.pointers, offset, UNLIMITED, self._from.snapshots.load), None)
-        joined = around is not None and around.compacted and around.start.offset < offset
-        return joined or sum(pointer.num_records for pointer in cut.pointers) < width
 
     # ------------------------------------------------------------------ records
 
@@ -244,7 +218,7 @@ class _Updating:
             return Places((), offset)
         writers = cursors.of_writers(source)
         cursors.move(writers, copied)
-        return Places(appends_of(writers), offset)
+        return Places((each for cursor in writers.values() for each in cursor.appends), offset)
 
     def _append_all(self, base: Installed, source: Manifest, places: Places) -> Manifest | Displaced:
         """Append the source's fragments behind the copy's end, some in each commit."""
