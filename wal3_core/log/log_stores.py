@@ -50,19 +50,11 @@ class LogStores:
         root = with_retries(log_store(store, log), runtime, retry)
         self.manifests = ManifestStore(root, runtime, retry, log_id=log_id)
         self.objects = self.manifests.objects
+        # The log's address, for messages, and that of the whole store, which other processes open.
+        self.url, self.store_url = self.manifests.url, store.url
         self.snapshots = SnapshotStore(self.manifests, runtime, loaded_max=snapshots_loaded_max)
         self.key_rollups = KeyRollupStore(self.manifests, runtime, retry)
         self.garbage = GarbageStore(self.manifests, runtime, retry)
-
-    @property
-    def url(self) -> str:
-        """The log's address, for messages."""
-        return self.manifests.url
-
-    @property
-    def store_url(self) -> str:
-        """The URL of the whole store, which other processes open."""
-        return self._store.url
 
     def store_now_us(self) -> int:
         """Return the store's time: the modification time of an object written just now.

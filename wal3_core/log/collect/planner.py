@@ -215,7 +215,13 @@ class Planner:
                 f" compacted"
             )
             raise OutdatedPlanError(message)
-        self._refuse_held(plan.first)
+        for name, offset in self._offsets().items():
+            if offset < plan.first.position.offset:
+                message = (
+                    f"log {self._stores.url}: planned to begin at offset {plan.first.position.offset},"
+                    f" found cursor {name} at {offset}"
+                )
+                raise OutdatedPlanError(message)
 
     def _planned_on(self, plan: Plan) -> Installed:
         """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
@@ -235,15 +241,6 @@ class Planner:
             message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
             raise OutdatedPlanError(message)
         return cut
-
-    def _refuse_held(self, first: Boundary) -> None:
-        for name, offset in self._offsets().items():
-            if offset < first.position.offset:
-                message = (
-                    f"log {self._stores.url}: planned to begin at offset {first.position.offset},"
-                    f" found cursor {name} at {offset}"
-                )
-                raise OutdatedPlanError(message)
 
     def _kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
         """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""

@@ -228,12 +228,15 @@ class InstalledPasses:
         if token not in self._known:
             self._deleted_us[token] = self._passes.deleted_us(token)
             self._known[token] = self._is_installed(token)
-        return self._known[token] and not (is_dropped_path(path) and self._outlived(token))
-
-    def _outlived(self, token: str) -> bool:
-        """Whether the lists of an installed pass have been kept for as long as the policy says."""
         since_us = self._deleted_us[token]
-        return since_us is not None and self._kept_since_us is not None and since_us <= self._kept_since_us
+        # The lists of an installed pass go once they have been kept for as long as the policy says.
+        outlived = (
+            is_dropped_path(path)
+            and since_us is not None
+            and self._kept_since_us is not None
+            and since_us <= self._kept_since_us
+        )
+        return self._known[token] and not outlived
 
     @cached_property
     def _kept_since_us(self) -> int | None:

@@ -285,7 +285,9 @@ class _Destroying:
                 if not unpinned:
                     self._refuse_pinned(entry)
                 unpinned = True
-                self._manifests.swap(entry.apply_seal(self._seal()), seen)
+                by, now_us = stamp(self._runtime), wall_us(self._runtime)
+                seal = Seal(reason=BEING_DESTROYED, sealed_by=by, timestamp_us=now_us)
+                self._manifests.swap(entry.apply_seal(seal), seen)
             else:
                 if isinstance(entry, Manifest) and not also_pinned:
                     self._refuse_pinned(entry)
@@ -295,9 +297,6 @@ class _Destroying:
                     return was_log
         message = f"log {self._root.url}: the manifest changed {REBASES_MAX} times over"
         raise UnavailableError(message)
-
-    def _seal(self) -> Seal:
-        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=wall_us(self._runtime))
 
     def _refuse_pinned(self, found: Manifest) -> None:
         """Refuse if there is a pin made before the announcement: its creator may rely on it."""

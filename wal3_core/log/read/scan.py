@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -151,10 +152,7 @@ class Counted:
 
     def copy(self) -> Counted:
         """Return a copy that counts independently."""
-        copied = Counted(self._start)
-        copied._num_fragments, copied._num_bytes = self._num_fragments, self._num_bytes
-        copied._num_records = self._num_records
-        return copied
+        return copy(self)
 
 
 def _starts_before(start: ReadStart, pointer: Pointer) -> bool:

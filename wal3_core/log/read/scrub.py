@@ -126,7 +126,9 @@ def scrub(
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))
-    first, following = tally.range or (_nowhere(manifest, begin),) * 2
+    # A range that touches no fragment.
+    nowhere = manifest.first if begin is None else manifest.next
+    first, following = tally.range or (offset_of(begin) or nowhere.position.offset,) * 2
     tally.problems += [*lost, *_key_rollup_problems(stores, reader, manifest, first, following)]
     if following >= manifest.next.position.offset:
         tally.problems += cursor_problems(store, log, runtime, manifest)
@@ -174,14 +176,6 @@ def examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointe
     except CorruptError as error:
         return pointer, error
     return pointer, None
-
-
-def _nowhere(manifest: Manifest, begin: ReadStart) -> int:
-    """Return the offset of a range that touches no fragment."""
-    if begin is None:
-        return manifest.first.position.offset
-    offset = offset_of(begin)
-    return manifest.next.position.offset if offset is None else offset
 
 
 def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime) -> Manifest | Problem:

@@ -66,8 +66,7 @@ def records_across(
                 f" exist: initialize the successor"
             )
             raise LogNotFoundError(message) from error
-        manifest = continuing(reader.manifest(), log, before)
-        _check_new(manifest, log, seen)
+        manifest = continuing(reader.manifest(), log, before, seen)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
         if successor is None or reading.ends_in(manifest):
@@ -99,8 +98,7 @@ def follow_across(
         reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
         if reader is None:
             return
-        manifest = continuing(reader.manifest(), log, before)
-        _check_new(manifest, log, seen)
+        manifest = continuing(reader.manifest(), log, before, seen)
         reading.begin(manifest)
         if manifest.seal is None or not reading.lies_beyond(manifest):
             following = reader.following(reading.start, waiting)
@@ -119,23 +117,23 @@ def follow_across(
         before, log = (log, manifest), manifest.seal.successor
 
 
-def continuing(found: Manifest, log: str, before: _Before | None) -> Manifest:
-    """Return a log's manifest; CorruptError unless it goes on from the log before it, if there is one."""
+def continuing(found: Manifest, log: str, before: _Before | None, seen: set[LogId] | None = None) -> Manifest:
+    """Return a log's manifest; CorruptError unless it goes on from the log before it, if there is one.
+
+    CorruptError as well when it is among those ``seen``, to which it is added: their successors lead in a circle.
+    """
     if before is not None and not goes_on_from(before[1], found):
         message = (
             f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
             f" found one that begins at {found.first.position}"
         )
         raise CorruptError(message)
+    if seen is not None:
+        if found.log_id in seen:
+            message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
+            raise CorruptError(message)
+        seen.add(found.log_id)
     return found
-
-
-def _check_new(found: Manifest, log: str, seen: set[LogId]) -> None:
-    """Refuse a log that was read before: its successors lead in a circle, which none does that was begun as one."""
-    if found.log_id in seen:
-        message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
-        raise CorruptError(message)
-    seen.add(found.log_id)
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
@@ -266,12 +267,10 @@ class _Copying:
         """Copy all fragments that the manifest leads to, and prove that they add up; returns how many there are."""
         total, records, fragments = EMPTY, 0, 0
 
-        def copy_one(pointer: FragmentPointer) -> FragmentPointer:
-            self._copy_fragment(pointer, claim)
-            return pointer
-
         walk, share = select(manifest.pointers, None, UNLIMITED, self._load), share_of(self._from.objects)
-        for pointer in map_ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
+        for pointer in map_ahead(
+            self._runtime, partial(self._copy_fragment, claim), walk, count=_OBJECTS_AHEAD, share=share
+        ):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
         if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):
@@ -282,7 +281,7 @@ class _Copying:
             raise CorruptError(message)
         return fragments
 
-    def _copy_fragment(self, pointer: FragmentPointer, claim: Claim) -> None:
+    def _copy_fragment(self, claim: Claim, pointer: FragmentPointer) -> FragmentPointer:
         if claim.resumed and claim.objects.head(pointer.path) is not None:
             # Written by an earlier try: read back instead of sent again.
             try:
@@ -293,9 +292,10 @@ class _Copying:
                     f" partial copy, delete its pin of the source, and copy again: {error}"
                 )
                 raise CorruptError(message) from error
-            return
+            return pointer
         data = self._part.encoded.get(pointer.path)
         claim.write_fragment(pointer, data or self._checked(self._from.objects, pointer))
+        return pointer
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
         return read_fragment(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]

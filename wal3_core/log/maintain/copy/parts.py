@@ -140,15 +140,12 @@ def groups(copied: Iterable[tuple[Piece, FragmentPointer]]) -> Iterator[list[Fra
     """Yield what one commit appends; given is each piece with the copy's own fragment of it."""
     group: list[FragmentPointer] = []
     for piece, pointer in copied:
-        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer):
-            yield group
-            group = []
+        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues:
+            # An append's records have one time.
+            same = group[-1].limit.timestamp_us == pointer.start.timestamp_us
+            if not same or len(group) >= _FRAGMENTS_OF_ONE_TIME_MAX:
+                yield group
+                group = []
         group.append(pointer)
     if group:
         yield group
-
-
-def _may_be_one(group: list[FragmentPointer], following: FragmentPointer) -> bool:
-    """Tell whether a fragment may belong to the append before it, as far as times say: an append's records have one."""
-    same = group[-1].limit.timestamp_us == following.start.timestamp_us
-    return same and len(group) < _FRAGMENTS_OF_ONE_TIME_MAX

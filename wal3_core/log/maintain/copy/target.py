@@ -63,11 +63,7 @@ class CopyTarget:
         self._runtime = runtime
         self._retry = retry
         self._names = ManifestStore(root, runtime, retry)
-
-    @property
-    def url(self) -> str:
-        """The log's address."""
-        return self._root.url
+        self.url = root.url
 
     def look(self, source: str) -> LoadedDocument[Entry] | None:
         """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
@@ -138,7 +134,7 @@ def copying_at(seen: LoadedDocument[Entry] | None) -> Vacancy | None:
 
 
 class Claim:
-    """A name that one call may fill; ``resumed`` is true when an earlier call began to."""
+    """A name that one call may fill, and its ``objects``; ``resumed`` is true when an earlier call began to."""
 
     def __init__(
         self, root: ObjectStore, claimed: LoadedDocument[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
@@ -149,13 +145,8 @@ class Claim:
         self._runtime = runtime
         self._retry = retry
         self._manifests = ManifestStore(root, runtime, retry, log_id=self.log_id)
-        self._objects = self._manifests.objects
+        self.objects = self._manifests.objects
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=0)
-
-    @property
-    def objects(self) -> ObjectStore:
-        """The copy's own store."""
-        return self._objects
 
     def begun_us(self) -> int:
         """Return the store's time when the name was claimed."""
@@ -163,7 +154,7 @@ class Claim:
 
     def write_fragment(self, pointer: FragmentPointer, data: bytes) -> None:
         """Write a fragment's bytes where the source has them."""
-        write_immutable(self._objects, pointer.path, data, self._retry, self._runtime)
+        write_immutable(self.objects, pointer.path, data, self._retry, self._runtime)
 
     def write_snapshots(
         self, pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]
@@ -199,7 +190,7 @@ class Claim:
 
     def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:
         log_id = self._manifests.log_id
-        return DocumentStore(self._objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
+        return DocumentStore(self.objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
 
     def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
         found = documents.load(path)
@@ -207,7 +198,7 @@ class Claim:
         self.check_ours()
         if documents.save(path, document, found) is None:
             self.check_ours()
-            message = f"{object_url(self._objects, path)}: expected to be alone in copying to it, found it changed"
+            message = f"{object_url(self.objects, path)}: expected to be alone in copying to it, found it changed"
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:
