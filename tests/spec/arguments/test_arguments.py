@@ -99,6 +99,7 @@ MADE_INSIDE = {
     "Lag",
     "LogWriter",
     "Pin",
+    "Plan",
     "Pressure",
     "Record",
     "RepairReport",
@@ -121,6 +122,16 @@ UNCHECKED = {
     "pinned_records",
     "records_across",
     "scrub",
+}
+# Of these, the parameters that are neither stored nor decide what is lost.
+UNCHECKED_PARAMETERS = {
+    "Consumer": {"options", "runtime", "store"},
+    "bootstrap": {"options", "runtime"},
+    "collect": {"progress"},
+    "copy": {"progress", "runtime", "source", "target"},
+    "repair_log": {"copy", "log", "progress", "runtime"},
+    "seal": {"runtime"},
+    "update_copy": {"progress", "runtime", "source", "target"},
 }
 # They convert between values and stored bytes; malformed bytes have tests of their own.
 CODEC = {"check_stored", "to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
@@ -216,7 +227,9 @@ def test_wrong_type_is_refused_by_name_and_changes_nothing(memory_store: MemoryS
     CursorStore(memory_store, LOG).init("c", LogPosition(1, 0))
     call = entry.call(memory_store)
     before, known = objects_of(memory_store), kinds()
-    wanted = {each.name: kind_of(each, known) for each in inspect.signature(call).parameters.values()}
+    unchecked = UNCHECKED_PARAMETERS.get(entry.name, set())
+    parameters = inspect.signature(call).parameters.values()
+    wanted = {each.name: kind_of(each, known) for each in parameters if each.name not in unchecked}
     right = {name: memory_store if name == "store" else kind.right for name, kind in wanted.items()}
 
     for name, kind in wanted.items():

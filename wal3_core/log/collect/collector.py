@@ -13,20 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, function, instance_of, integer, optional, several, text
+from wal3_core.arguments import checked, instance_of, integer, optional, several, text
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, StoreDeniedError, UnavailableError
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.planner import Plan, Planner
 from wal3_core.log.collect.references import any_retains, references_of
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import LogId, check_log_name, given_garbage_path, given_token
+from wal3_core.model.paths import LogId, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.object_store import a_store, opening, options_of
+from wal3_core.storage.object_store import opening, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -317,14 +317,7 @@ class CollectionReport:
         return max((deleted.wait_s for deleted in self.deleted), default=0.0)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    limit_offset=optional(integer),
-    options=optional(instance_of(CollectorOptions)),
-    runtime=optional(a_runtime),
-    progress=function,
-)
+@checked(limit_offset=optional(integer))
 def collect(
     store: ObjectStore,
     log: str,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, text
+from wal3_core.arguments import checked, instance_of, integer, optional
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.read.scan import select
@@ -71,12 +71,6 @@ class Plan(Stored):
             for name in ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
         ),
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        make_plain(self, log=text, reason=text, first=instance_of(Boundary), setsum=instance_of(Setsum))
-        make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
-        make_plain(self, held_records=integer, held_bytes=integer)
 
     @property
     def empty(self) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -26,7 +26,6 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.read.reader import LogReader, read_fragment
 from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_named
 from wal3_core.model import parquet
@@ -43,7 +42,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
 from wal3_core.storage.retrying import attempts, for_store
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from wal3_core.log.maintain.copy.copier import LogAt
     from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
@@ -87,7 +87,7 @@ class RepairReport(Shown):
     SHOWN = ("log", "log_id", "dry_run", "complete", "num_fragments", "num_records", "repaired", "problems")
 
 
-@checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function, runtime=optional(a_runtime))
+@checked(dry_run=flag)
 def repair_log(
     log: LogAt,
     copy: LogAt,

@@ -48,14 +48,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    reason=text,
-    sealed_by=optional(text),
-    successor=optional(check_log_name),
-    runtime=optional(a_runtime),
-)
+@checked(log=check_log_name, reason=text, sealed_by=optional(text), successor=optional(check_log_name))
 def seal(
     store: ObjectStore,
     log: str,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -34,7 +34,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
 from wal3_core.storage.retrying import with_retries
@@ -93,14 +93,7 @@ def _offset_or_copy(value: object, name: str) -> int | LogAt:
     return value if isinstance(value, LogAt) else integer(value, name)
 
 
-@checked(
-    source=instance_of(LogAt),
-    target=instance_of(LogAt),
-    from_offset=optional(_offset_or_copy),
-    with_cursors=flag,
-    progress=function,
-    runtime=optional(a_runtime),
-)
+@checked(from_offset=optional(_offset_or_copy), with_cursors=flag)
 def copy(
     source: LogAt,
     target: LogAt,
@@ -121,8 +114,6 @@ def copy(
     LogReplacedError when another call took the copy over, or gave it up.
     """
     runtime = runtime or shared_runtime()
-    check_log_name(source.log)
-    check_log_name(target.log)
     report = _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
     MAINTAIN.info("log %s: copied to %s: %d records", source.log, target.log, report.num_records)
     return report

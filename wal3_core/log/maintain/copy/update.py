@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag
 from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
@@ -19,7 +19,6 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.maintain.copy.copier import LogAt
 from wal3_core.log.maintain.copy.cursors import CopiedCursors
 from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
 from wal3_core.log.read.reader import read_fragment
@@ -36,7 +35,7 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.object_store import canonical_url, share_of
 from wal3_core.storage.retrying import timeout_s_of
@@ -44,6 +43,7 @@ from wal3_core.storage.retrying import timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.maintain.copy.copier import LogAt
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
@@ -70,13 +70,7 @@ class CopyUpdateReport(Shown):
     setsum: Setsum
 
 
-@checked(
-    source=instance_of(LogAt),
-    target=instance_of(LogAt),
-    with_cursors=flag,
-    progress=function,
-    runtime=optional(a_runtime),
-)
+@checked(with_cursors=flag)
 def update_copy(
     source: LogAt,
     target: LogAt,
