@@ -85,22 +85,17 @@ def kind_of(path: str) -> ObjectKind | None:
     if path == MANIFEST:
         return ObjectKind.MANIFEST
     log_id = life_of(path)
-    return None if log_id is None else _kind_within(path.removeprefix(life_folder(log_id)))
-
-
-def _kind_within(path: str) -> ObjectKind | None:
-    if path == POLICY:
+    if log_id is None:
+        return None
+    within = path.removeprefix(life_folder(log_id))
+    if within == POLICY:
         return ObjectKind.POLICY
-    kind, check = _CHECKS.get(f"{path.partition('/')[0]}/", (None, _refuse))
+    kind, check = _CHECKS.get(f"{within.partition('/')[0]}/", (None, str))
     try:
-        check(path)
+        check(within)
     except CorruptError:
         return None
     return kind
-
-
-def _refuse(path: str) -> None:
-    raise CorruptError(path)
 
 
 def own_objects(store: ObjectStore) -> Iterator[ObjectMeta]:

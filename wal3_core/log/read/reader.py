@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
-    from wal3_core.model.pin import Pin
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
@@ -376,14 +375,14 @@ def open_pinned(
         message = f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again"
         raise InvalidRequestError(message)
     reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
-    reader.pin = pin
+    reader.pinned = pin.manifest
     return reader
 
 
 class _PinnedReader(LogReader):
     """Reads what a pin holds as if nothing came after it: a missing object is lost, since the pin keeps it."""
 
-    pin: Pin
+    pinned: Manifest
 
     def manifest(self) -> Manifest:
-        return self.pin.manifest
+        return self.pinned

@@ -2,7 +2,7 @@
 
 The copy, or the successor, is a life of its own, and what a call writes lies in that life's folder. A call that
 continues a copy which was cut short takes over its claim; the call that held it before may still be running. It notices
-before it changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
+before it changes a cursor, and at the latest when it finishes.
 
 A copy pins its source: each pin belongs to one claim on a target, and its name is never used again. A claim names its
 pin, and the call that holds the claim may rely on it. A pin that no claim names, not yet or no longer, is deleted by
