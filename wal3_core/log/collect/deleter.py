@@ -69,17 +69,6 @@ class DeletionReport:
     wait_s: float = 0.0
     problems: tuple[str, ...] = ()
 
-    @classmethod
-    def of_all(cls, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
-        """Add up the reports of all parts of a document."""
-        return cls(
-            path=path,
-            num_deleted=sum(part.num_deleted for part in parts),
-            num_held=sum(part.num_held for part in parts),
-            num_orphans_held=sum(part.num_orphans_held for part in parts),
-            problems=tuple(problem for part in parts for problem in part.problems),
-        )
-
     @property
     def finished(self) -> bool:
         """Whether all of it is gone, and the document with it."""
@@ -290,7 +279,13 @@ class Deleter:
     @checked(path=given_garbage_path, parts=several)
     def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
         """Add up the reports of all parts of a garbage document; delete it when nothing is left of it."""
-        deleted = DeletionReport.of_all(path, parts)
+        deleted = DeletionReport(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            num_orphans_held=sum(part.num_orphans_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
         if deleted.finished:
             self._documents.forget(path, all_deleted=not deleted.num_orphans_held)
         text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Pointer, Snapshot
 
 
-# How long the process that wrote a cursor too late has to correct it.
+# Seconds that a process which wrote a cursor too late has to correct it.
 _DANGLING_S = 2.0
 
 
@@ -194,7 +194,7 @@ def _refuse_dangling(stores: LogStores, manifest: Manifest) -> None:
     raise CollectionRefusedError(message)
 
 
-# The newest 1,024 passes are searched for leftovers; older leftovers are never deleted.
+# Passes, the newest ones, that are searched for leftovers; older leftovers are never deleted.
 _PASSES_MAX = 1024
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
-# What another bootstrap must find to replace one that was cut short.
+# The source that a claim names: another bootstrap replaces one that was cut short by it.
 _SOURCE = "records given to bootstrap"
 # The year 2000: what lies behind it, and before now, is taken for the time that was meant.
 _EARLY_US = 946_684_800 * US_PER_S

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta
 
 _NAMED_MAX = 10
-# An upload or a collection that was under way may leave something behind once or twice.
+# Rounds of deletes: an upload or a collection that was under way may leave something behind once or twice.
 _ROUNDS_MAX = 16
 
 

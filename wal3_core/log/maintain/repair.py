@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
-# A file that is longer than its fragment is read to its end, for its version, if it is longer by this at most.
+# Bytes beyond a fragment's size that are read of a longer file, for its version.
 _EXTRA_BYTES_MAX = 64 * 2**20
 
 
@@ -373,7 +373,7 @@ class RepairSource:
         return UnrepairableError(f"log {self.url}: expected {offsets}, found that {why}")
 
 
-# Orphans that have the numbers and sizes of its fragments make several chains fit.
+# Chains that are tried: orphans with the numbers and sizes of its fragments make several fit.
 _CHAINS_MAX = 64
 
 

@@ -201,12 +201,10 @@ class _Beginning:
     """One call's tries to begin a successor."""
 
     def __init__(self, store: ObjectStore, ending: LogStores, sealed: Manifest, name: str) -> None:
-        self._ending, self._sealed, self._name = ending, sealed, name
+        self._store, self._ending, self._sealed, self._name = store, ending, sealed, name
         self._runtime = ending.runtime
-        self._store = store
-        root = with_retries(log_store(store, name), ending.runtime)
-        self._names = ManifestStore(root, ending.runtime)
-        self._target = CopyTarget(root, ending.runtime, ending.retry)
+        self._target = CopyTarget(with_retries(log_store(store, name), ending.runtime), ending.runtime, ending.retry)
+        self._names = self._target.names
 
     def try_to_begin(self) -> bool:
         """Begin the successor, or find it; False when another call has taken the claim over meanwhile."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wal3_core.log.read.consumed import ConsumerStart, Lag, Place
     from wal3_core.storage.object_store import ObjectStore
 
-# ``stop`` only sets a flag, since a signal handler may call it; a pause looks at the flag this often.
+# Seconds between two looks at the flag that ``stop`` sets, which a signal handler may call.
 _SLICE_S = 0.1
 
 

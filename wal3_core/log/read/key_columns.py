@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
-# A smaller file costs less in one request than in two, and the footer of most larger ones is no longer.
+# Bytes at a file's end that are read first: one request costs less than two, and most footers are no longer.
 _TAIL_BYTES = 2**16
 _READS_AHEAD = 4
 

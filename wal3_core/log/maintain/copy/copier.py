@@ -120,7 +120,7 @@ def copy(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _CopyPlan:
     """The part of what one pin keeps that is copied, and the terms on which another call may continue."""
 
     pin_name: str
@@ -155,7 +155,7 @@ class _Copying:
         standing = self._into.look(address)
         pins = CopyPins(self._from)
 
-        def planned(name: str, pin: Pin) -> _Plan:
+        def planned(name: str, pin: Pin) -> _CopyPlan:
             return self._plan(name, pin, from_offset, with_cursors=with_cursors)
 
         plan = _begun(standing, pins, planned) or self._begin(pins, planned)
@@ -176,7 +176,7 @@ class _Copying:
         pins.let_go(plan.pin_name)
         return replace(copied, pins_left=tuple(sorted(pins.left)))
 
-    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan:
+    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]) -> _CopyPlan:
         """Pin the source as it is now."""
         name, pin = pins.make(self._into.url)
         try:
@@ -186,7 +186,7 @@ class _Copying:
             pins.let_go(name)
             raise
 
-    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
+    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _CopyPlan:
         manifest = self._cut(pin.manifest, from_offset)
         # Those that the copy can have; named appends may lie in the part that is not copied.
         cursors, operation = {}, Operation.COPY if from_offset is None else Operation.COPY_FROM
@@ -194,9 +194,9 @@ class _Copying:
             found, first, limit = load_cursors(self._from, pin.manifest), manifest.first, manifest.next
             cursors = take_cursors(operation, found, first.position, limit.position)
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
-        return _Plan(name, pin, manifest, cursors, terms)
+        return _CopyPlan(name, pin, manifest, cursors, terms)
 
-    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> CopyReport:
+    def _copy(self, plan: _CopyPlan, claim: Claim, pins: CopyPins) -> CopyReport:
         """Copy what was pinned, and make it a log."""
         try:
             num_fragments = self._copy_fragments(plan.manifest, claim)
@@ -300,8 +300,8 @@ class _Copying:
 
 
 def _begun(
-    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]
-) -> _Plan | None:
+    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]
+) -> _CopyPlan | None:
     """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
     earlier = copying_at(standing)
     if earlier is None:

@@ -106,9 +106,9 @@ class CopiedPart:
         return (cut,)
 
 
-# A commit that dies leaves this many fragments to be copied again.
+# Fragments of one commit: one that dies leaves as many to be copied again.
 _FRAGMENTS_PER_COMMIT = 16
-# Earlier versions did not mark the fragments of an append: those of one time may be one, up to this many.
+# Fragments of one time that are taken for one append: earlier versions did not mark those of an append.
 _FRAGMENTS_OF_ONE_TIME_MAX = 256
 
 

@@ -56,21 +56,24 @@ _SNAPSHOTS_AHEAD = 8
 
 
 class CopyTarget:
-    """A name to copy to; ``root`` is the log's own store. Nothing is changed before it is claimed."""
+    """A name to copy to; ``root`` is the log's own store. Nothing is changed before it is claimed.
+
+    ``names`` loads what stands there.
+    """
 
     def __init__(self, root: ObjectStore, runtime: Runtime, retry: RetryOptions) -> None:
         self._root = root
         self._runtime = runtime
         self._retry = retry
-        self._names = ManifestStore(root, runtime, retry)
+        self.names = ManifestStore(root, runtime, retry)
         self.url = root.url
 
     def look(self, source: str) -> LoadedDocument[Entry] | None:
         """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
-        seen = self._names.look()
+        seen = self.names.look()
         earlier = copying_at(seen)
         if earlier is None:
-            self._names.refuse_taken(seen)
+            self.names.refuse_taken(seen)
         elif earlier.source != source:
             raise InvalidRequestError(f"log {self.url}: {describe(earlier)}")
         return seen
@@ -101,11 +104,11 @@ class CopyTarget:
         return self._claim(vacancy, seen, resumed=False)
 
     def _claim(self, vacancy: Vacancy, seen: LoadedDocument[Entry] | None, *, resumed: bool) -> Claim | None:
-        lives, log_id = self._names.lives(), vacancy.log_id
-        claimed = self._names.swap(vacancy, seen)
+        lives, log_id = self.names.lives(), vacancy.log_id
+        claimed = self.names.swap(vacancy, seen)
         if claimed is None:
             return None
-        self._names.probe(claimed)
+        self.names.probe(claimed)
         # They were listed before the claim: all but the claim's own are over.
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
@@ -118,7 +121,7 @@ class CopyTarget:
         replaces.
         """
         try:
-            seen = self._names.look()
+            seen = self.names.look()
         except LogError:
             return False
         standing = copying_at(seen)
