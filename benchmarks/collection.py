@@ -28,9 +28,8 @@ from rich.table import Table
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, WriterOptions, open_store
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
 from wal3_core.model.position import FIRST_OFFSET, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
@@ -80,7 +79,7 @@ class Collecting:
         self._timed("verify", lambda: self._collector.verify(plan))
         path = self._timed("announce", lambda: self._collector.announce(plan))
         outcome = self._timed("prune", lambda: self._collector.prune(path))
-        assert isinstance(outcome, Marked), outcome
+        assert isinstance(outcome, MarkedGarbage), outcome
         self.num_dropped += plan.num_fragments
         self._delete(outcome)
 
@@ -89,7 +88,7 @@ class Collecting:
         orphans = self.orphans()
         if orphans:
             marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
-            assert isinstance(marked, Marked)
+            assert isinstance(marked, MarkedGarbage)
             self._delete(marked)
         return bool(orphans)
 
@@ -98,7 +97,7 @@ class Collecting:
         self.num_searches += 1
         return self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
 
-    def _delete(self, pruned: Marked) -> None:
+    def _delete(self, pruned: MarkedGarbage) -> None:
         document = life_store(self.store, "a").head(pruned.path)
         assert document is not None
         self.document_bytes = max(self.document_bytes, document.size)

@@ -74,15 +74,15 @@ if _typing.TYPE_CHECKING:
     from wal3_core.fleet.open_logs import FleetOptions as FleetOptions
     from wal3_core.log.collect.collector import CollectionReport as CollectionReport
     from wal3_core.log.collect.collector import Collector as Collector
+    from wal3_core.log.collect.collector import MarkedGarbage as MarkedGarbage
+    from wal3_core.log.collect.collector import NotPruned as NotPruned
     from wal3_core.log.collect.collector import collect as collect
     from wal3_core.log.collect.deleter import Deleter as Deleter
     from wal3_core.log.collect.deleter import DeletionPart as DeletionPart
     from wal3_core.log.collect.deleter import DeletionReport as DeletionReport
     from wal3_core.log.collect.deleter import DueDocument as DueDocument
     from wal3_core.log.collect.planner import Plan as Plan
-    from wal3_core.log.collect.pruner import Marked as Marked
-    from wal3_core.log.collect.pruner import Overtaken as Overtaken
-    from wal3_core.log.collect.references import Holding as Holding
+    from wal3_core.log.collect.references import Retainer as Retainer
     from wal3_core.log.maintain.bootstrap import BootstrapReport as BootstrapReport
     from wal3_core.log.maintain.bootstrap import Origin as Origin
     from wal3_core.log.maintain.bootstrap import bootstrap as bootstrap
@@ -290,7 +290,7 @@ _HOMES = {
     "LogReplacedError": "wal3_core.errors",
     "LogWriter": "wal3_core.log.write.writer",
     "Manifest": "wal3_core.model.manifest",
-    "Marked": "wal3_core.log.collect.pruner",
+    "MarkedGarbage": "wal3_core.log.collect.collector",
     "MarkedLog": "wal3_core.fleet.dirty.rollup_plan",
     "Marker": "wal3_core.model.marker",
     "Marks": "wal3_core.log.write.marking",
@@ -301,7 +301,7 @@ _HOMES = {
     "Origin": "wal3_core.log.maintain.bootstrap",
     "OutdatedPlanError": "wal3_core.errors",
     "OverloadedError": "wal3_core.errors",
-    "Overtaken": "wal3_core.log.collect.pruner",
+    "NotPruned": "wal3_core.log.collect.collector",
     "PassRecord": "wal3_core.model.pass_record",
     "Pin": "wal3_core.model.pin",
     "PinStore": "wal3_core.storage.documents.pin_store",
@@ -316,7 +316,7 @@ _HOMES = {
     "QueueOptions": "wal3_core.views.queue.definition",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
-    "Holding": "wal3_core.log.collect.references",
+    "Retainer": "wal3_core.log.collect.references",
     "RepairReport": "wal3_core.log.maintain.repair",
     "Replacement": "wal3_core.model.splice",
     "ResumeReport": "wal3_core.log.write.commit_results",

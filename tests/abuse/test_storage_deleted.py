@@ -12,9 +12,8 @@ from tests.abuse.daemon import eager_daemon, eventually, under_way
 from tests.orchestration.conftest import QUIET
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_orchestration.definitions import defs
@@ -49,7 +48,7 @@ def half_done(write: Write, fleet: ObjectStore, dagster_home: Path, monkeypatch:
         assert plans.execute_in_process(instance=first, tags={COLLECT_TAG: "true"}, raise_on_error=False).success
     Collector(fleet, "announced").announce(Collector(fleet, "announced").plan())
     collector = Collector(fleet, "pruned")
-    assert isinstance(collector.prune(collector.announce(collector.plan())), Marked)
+    assert isinstance(collector.prune(collector.announce(collector.plan())), MarkedGarbage)
     assert KeyCompactor(fleet, "merged").merge().token
     return dagster_home
 

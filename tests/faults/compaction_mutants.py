@@ -85,7 +85,7 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "the record of an installed pass is taken for an orphan",
-        "InstalledPasses.hold",
+        "InstalledPasses.retains",
         "self._known[token] and _1",
         "False and _1",
     ),

@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutation(
         "cursors are not read again before pruning",
-        "Planner.kept_below",
+        "Planner._kept_below",
         "self._offsets()",
         '{"none": first.position.offset}',
     ),
@@ -264,7 +264,7 @@ MUTANTS = (
         "pointer.limit.offset <= _1",
         "pointer.start.offset < _1",
     ),
-    Mutation("the snapshot of the kept part is not written", "Pruner._prune_onto", "_.snapshots.write(...)"),
+    Mutation("the snapshot of the kept part is not written", "Collector._prune_onto", "_.snapshots.write(...)"),
     Mutation("garbage is deleted as soon as it is pruned", "Deleter._wait_s", "max(0.0, ...)", "0.0 * max(0.0, ...)"),
     Mutation(
         "complete pins are ignored before deleting",
@@ -272,12 +272,12 @@ MUTANTS = (
         "pins = _1",
         "pins = [pin for pin in _1 if not pin.complete]",
     ),
-    Mutation("the fence is not moved before orphans are deleted", "Pruner._mark_orphans", "_1.move_fence()", "_1"),
+    Mutation("the fence is not moved before orphans are deleted", "Collector._mark_orphans", "_1.move_fence()", "_1"),
     Mutation(
         "a snapshot is deleted before the objects below it",
         "Deleter._delete_tree",
-        "left = going.num_left",
-        "left = going.num_left\nself._stores.objects.delete(pointer.path)",
+        "left = done.num_left",
+        "left = done.num_left\nself._stores.objects.delete(pointer.path)",
     ),
     Mutation(
         "a cursor saved too late stays below the log's beginning",
@@ -287,7 +287,7 @@ MUTANTS = (
     ),
     Mutation(
         "a collector marks its document though its CAS was refused",
-        "Pruner.prune",
+        "Collector.prune",
         "self._prune_onto(...)",
         "self._prune_onto(...)\nreturn self._mark(path, seen)",
     ),
@@ -303,7 +303,7 @@ MUTANTS = (
         "return pointer.path == path",
         "return True",
     ),
-    Mutation("a refused seal is taken for done", "_Sealing.install", "isinstance(_1, Installed)", "_1 != Installed"),
+    Mutation("a refused seal is taken for done", "_install", "isinstance(_1, Installed)", "_1 != Installed"),
     Mutation(
         "the copy's manifest is written first",
         "_Copying._copy",
@@ -313,11 +313,14 @@ MUTANTS = (
     Mutation(
         "copied fragments are not verified",
         "_Copying._checked",
-        "read_checked(...)[0]",
+        "read_fragment(...)[0]",
         'store.read(pointer.path) or b""',
     ),
     Mutation(
-        "compacted snapshots are used before they are durable", "SnapshotCompactor._step", "self._upload(_1)", "str(_1)"
+        "compacted snapshots are used before they are durable",
+        "SnapshotCompactor.compact",
+        "self._upload(_1)",
+        "str(_1)",
     ),
     Mutation(
         "snapshot compaction loses a fragment",

@@ -72,7 +72,7 @@ NARROW_MUTANTS = (
         "a copy lists the earlier lives after it claimed the name",
         "CopyTarget._claim",
         "[_1 for _1 in lives if _2]",
-        "[_1 for _1 in self._names.lives() if _2]",
+        "[_1 for _1 in self.names.lives() if _2]",
     ),
     Mutation(
         "a copy writes cursors without checking its claim",
@@ -106,7 +106,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a garbage document has its mark before it is pruned",
-        "Pruner.announce",
+        "Collector.announce",
         "path = garbage.path",
         "path = garbage.path\nself._documents.mark(path)",
     ),

@@ -50,9 +50,8 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.position import AtTime
@@ -204,7 +203,7 @@ def _delete_orphans(store: MemoryStore, folder: str) -> None:
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found
     marked = collector(store).mark_orphans(found, "nothing refers to them")
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
     assert deleter.delete(marked.path).num_deleted == len(found)
 
 

@@ -21,9 +21,8 @@ from wal3_core import (
     copy,
     destroy,
 )
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import cursor_path
@@ -83,7 +82,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
 
     outcome = slow.prune(announced)
 
-    assert isinstance(outcome, Marked)
+    assert isinstance(outcome, MarkedGarbage)
     assert manifests.load().manifest.first.position.offset == 6
     # It drops less than its document named, so it writes another document.
     assert outcome.garbage.path != announced
@@ -107,7 +106,7 @@ def test_document_deleted_meanwhile_does_not_end_the_wait() -> None:
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Marked)
+    assert isinstance(collecting.prune(path), MarkedGarbage)
 
     deleted = Deleter(store, "a", options=CollectorOptions(interval_s=3600)).delete(path)
 
@@ -122,7 +121,7 @@ def test_object_linked_before_the_fence_moved_is_not_marked() -> None:
 
     marked = collector(store).mark_orphans([held], "an old list")
 
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
     assert marked.garbage.orphans == ()
 
 
@@ -155,7 +154,7 @@ def test_collector_of_a_destroyed_log_reports_that_and_nothing_about_clocks() ->
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Marked)
+    assert isinstance(collecting.prune(path), MarkedGarbage)
     watched = FaultyStore(store)
     deleter = Deleter(watched, "a", options=CollectorOptions(interval_s=3600))
 

@@ -11,8 +11,7 @@ from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, VACANT, Badness, replac
 from tests.orchestration.checked import check_of, found_bad, logs_of
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
-from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify import plan_log
@@ -45,7 +44,7 @@ STEPS = {
 
 def _prune(store: ObjectStore, log: str, offset: int) -> None:
     collector = Collector(store, log)
-    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Marked)
+    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), MarkedGarbage)
 
 
 def _evaluate(instance: DagsterInstance, sensor: triggers.Tick, **resources: object) -> list[RunRequest]:

@@ -9,9 +9,8 @@ from dagster import SensorResult, build_sensor_context
 
 from tests.stores import FaultyStore, age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
@@ -76,7 +75,7 @@ def _prune(store: ObjectStore, log: str) -> str:
     _claim(store, log)
     collector = Collector(store, log)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, Marked)
+    assert isinstance(outcome, MarkedGarbage)
     return outcome.path
 
 
@@ -167,7 +166,7 @@ def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     marked = Collector(fleet, "alpha").mark_orphans([], "a test")
     later = delete_tick()
 
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
     assert _keys(first) == _keys(second)
     assert _asked(done) == []
     assert _asked(later) == ["alpha"]

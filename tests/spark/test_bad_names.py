@@ -10,9 +10,8 @@ from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, Badness, deny, spoil
 from tests.spark.logs import TREE, fill
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
@@ -37,7 +36,7 @@ ORPHAN = fragment_path(FragmentSeqNo(9000), "00000000deadbeef")
 def _prune(store: ObjectStore, log: str) -> str:
     collector = Collector(store, log, options=AT_ONCE)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, Marked)
+    assert isinstance(outcome, MarkedGarbage)
     return outcome.path
 
 

@@ -16,9 +16,8 @@ from tests.spark.logs import TREE, fill
 from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor, Owner
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
@@ -48,7 +47,7 @@ def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
     plan = collector.plan()
     doomed = set(collector.objects(plan))
     outcome = collector.prune(collector.announce(plan))
-    assert isinstance(outcome, Marked)
+    assert isinstance(outcome, MarkedGarbage)
     return outcome.path, doomed | {outcome.path}
 
 
@@ -288,7 +287,7 @@ def test_job_deletes_marked_orphans_except_one_that_is_referred_to_again(
     orphans = [leave_orphan(local_store, "a", seq_no) for seq_no in (3, 5000)]
     held = min(referred(local_store, "a"))
     marked = Collector(local_store, "a", options=AT_ONCE).mark_orphans([*orphans, held], "a test")
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
 
     left = list_orphans(spark, local_url, ["a"], AT_ONCE)
     (deletion,) = delete_objects(spark, local_url, [("a", marked.path)], AT_ONCE)

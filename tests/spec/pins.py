@@ -13,9 +13,8 @@ from wal3_core import (
     LogWriter,
     Pin,
 )
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -70,7 +69,7 @@ def announce(store: ObjectStore, log: str, offset: int) -> str:
 def prune(store: ObjectStore, log: str, offset: int) -> str:
     """Advance the log's first record to ``offset``; return the path of the garbage document."""
     path = announce(store, log, offset)
-    assert isinstance(Collector(store, log, options=NOW).prune(path), Marked)
+    assert isinstance(Collector(store, log, options=NOW).prune(path), MarkedGarbage)
     return path
 
 
@@ -86,7 +85,7 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
     orphans = deleter.orphans()
     if orphans:
         marked = Collector(store, log, options=NOW).mark_orphans(orphans, "orphans")
-        assert isinstance(marked, Marked)
+        assert isinstance(marked, MarkedGarbage)
         deleter.delete(marked.path)
     return orphans
 
@@ -97,7 +96,7 @@ def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
     snapshots, inside = SnapshotStore(manifests, shared_runtime(), loaded_max=64), manifests.objects
     references = References([pin.manifest.pointers], snapshots.load)
     every = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
-    assert sum(references.hold(path) for path in every if path.startswith("log/")) == pin.manifest.num_records
+    assert sum(references.retains(path) for path in every if path.startswith("log/")) == pin.manifest.num_records
 
 
 def racing(store: ObjectStore, when: str, race: Callable[[], None], *, times: int = 1) -> FaultyStore:

@@ -62,7 +62,7 @@ def test_marker_of_a_folder_is_no_object_of_a_log(s3_url: str, aws_session: boto
     assert list(cursors.list()) == ["c"]
     assert list(list_logs(store)) == [LOG]
     root = log_store(store, LOG)
-    assert sorted(found.meta.path for found in own_objects(root)) == [path.removeprefix("lg/") for path in expected]
+    assert sorted(found.path for found in own_objects(root)) == [path.removeprefix("lg/") for path in expected]
     assert list(strangers(root)) == []
     assert scrub(store, LOG).sound
     assert copy(LogAt(store, LOG), LogAt(store, "copy"), with_cursors=True).num_cursors == 1

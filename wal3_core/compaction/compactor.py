@@ -21,8 +21,7 @@ from wal3_core.compaction.scope import Scope, check_has_passes, outline, read_sc
 from wal3_core.compaction.selection import Found, KeyRollups, find_all, select_rows
 from wal3_core.compaction.verifying import Verification, verify_pass
 from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
-from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.references import References
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
@@ -274,7 +273,7 @@ class KeyCompactor:
         Collections and other passes may replace what a plan read, and delete it an interval later.
         """
         manifest = self._stores.manifests.load().manifest
-        if References([manifest.pointers], self._stores.snapshots.load, partly_deleted=True).hold(error.path):
+        if References([manifest.pointers], self._stores.snapshots.load, partly_deleted=True).retains(error.path):
             raise error
         return f"what it read was replaced meanwhile: {error}"
 
@@ -320,7 +319,7 @@ class KeyCompactor:
             except UnavailableError as error:
                 MAINTAIN.warning("log %s: replaced objects are left as orphans: %s", self._stores.url, error)
                 break
-            marked += [outcome.path] if isinstance(outcome, Marked) else []
+            marked += [outcome.path] if isinstance(outcome, MarkedGarbage) else []
         return tuple(marked)
 
 

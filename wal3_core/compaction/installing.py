@@ -163,10 +163,8 @@ class Installer:
         record, replacements = self._record, self._record.replacements
         try:
             spliced = splice(base.manifest, replacements, self._options.snapshots, self._stores.snapshots.load)
-        except SnapshotMissingError:
-            # No damage if maintenance has replaced it since.
-            if self._manifests.load().etag == base.etag:
-                raise
+        except SnapshotMissingError as missing:
+            self._manifests.load_newer(base, missing)
             return None
         # Snapshots first: the manifest must not refer to missing objects.
         self._upload(spliced)

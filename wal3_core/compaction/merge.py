@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_rows, dropped_to_bytes
 from wal3_core.errors import KeyCompactionRefusedError
-from wal3_core.log.maintain.copy.parts import read_checked
+from wal3_core.log.read.reader import read_fragment
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import dropped_path, fragment_path
@@ -25,7 +25,6 @@ from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_EXPANDED_BYTES_MAX, e
 from wal3_core.runtime import map_ahead
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -190,10 +189,7 @@ class Merger:
         write_immutable(self.objects, pointer.path, data, self.retry, self.runtime)
 
     def _read(self, member: FragmentPointer) -> pa.Table:
-        def read() -> pa.Table:
-            return read_checked(self.objects, member, expanded_bytes_max=self.expanded_bytes_max)[1].table
-
-        table = reread_if_damaged(read, self.objects)
+        table = read_fragment(self.objects, member, expanded_bytes_max=self.expanded_bytes_max)[1].table
         return table.cast(pa.schema([(name, _TYPES[name]) for name in table.column_names]))
 
 

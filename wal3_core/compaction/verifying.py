@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wal3_core.errors import CorruptError, MissingError
-from wal3_core.log.maintain.copy.parts import read_checked
+from wal3_core.log.read.reader import read_fragment
 from wal3_core.model import parquet
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -214,12 +213,9 @@ class _Verifier:
             )
 
     def _read(self, pointer: FragmentPointer) -> pa.Table | None:
-        def read() -> pa.Table:
-            checked = read_checked(self.objects, pointer, expanded_bytes_max=self.expanded_bytes_max)
-            return checked[1].table.cast(_RECORDS)
-
         try:
-            return reread_if_damaged(read, self.objects)
+            _, read = read_fragment(self.objects, pointer, expanded_bytes_max=self.expanded_bytes_max)
+            return read.table.cast(_RECORDS)
         except MissingError:
             return None
         except CorruptError as error:

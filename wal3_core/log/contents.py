@@ -10,7 +10,6 @@ lives that were listed before a look at the manifest can be deleted if it does n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 
-class Kind(StrEnum):
+class ObjectKind(StrEnum):
     """The kinds of a log's objects."""
 
     MANIFEST = "manifest"
@@ -65,71 +64,54 @@ class Kind(StrEnum):
     COMPACTION = "compaction"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An object under a log's root; ``kind`` is None where no log has such an object."""
-
-    kind: Kind | None
-    meta: ObjectMeta
-
-
 def _check_garbage(path: str) -> None:
     if path != CLOCK and marked_path(path) is None:
         check_garbage_path(path)
 
 
-_CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
-    PIN_FOLDER: (Kind.PIN, pin_name),
-    CURSOR_FOLDER: (Kind.CURSOR, cursor_name),
-    GARBAGE_FOLDER: (Kind.GARBAGE, _check_garbage),
-    COMPACTION_FOLDER: (Kind.COMPACTION, pass_token),
-    SNAPSHOT_FOLDER: (Kind.SNAPSHOT, check_object_path),
-    KEY_ROLLUP_FOLDER: (Kind.KEY_ROLLUP, check_object_path),
-    FRAGMENT_FOLDER: (Kind.FRAGMENT, check_object_path),
+_CHECKS: dict[str, tuple[ObjectKind, Callable[[str], object]]] = {
+    PIN_FOLDER: (ObjectKind.PIN, pin_name),
+    CURSOR_FOLDER: (ObjectKind.CURSOR, cursor_name),
+    GARBAGE_FOLDER: (ObjectKind.GARBAGE, _check_garbage),
+    COMPACTION_FOLDER: (ObjectKind.COMPACTION, pass_token),
+    SNAPSHOT_FOLDER: (ObjectKind.SNAPSHOT, check_object_path),
+    KEY_ROLLUP_FOLDER: (ObjectKind.KEY_ROLLUP, check_object_path),
+    FRAGMENT_FOLDER: (ObjectKind.FRAGMENT, check_object_path),
 }
 
 
-def kind_of(path: str) -> Kind | None:
+def kind_of(path: str) -> ObjectKind | None:
     """Return the kind of the object at a path under a log's root; None when no log has such an object."""
     if path == MANIFEST:
-        return Kind.MANIFEST
+        return ObjectKind.MANIFEST
     log_id = life_of(path)
-    return None if log_id is None else _kind_within(path.removeprefix(life_folder(log_id)))
-
-
-def _kind_within(path: str) -> Kind | None:
-    if path == POLICY:
-        return Kind.POLICY
-    kind, check = _CHECKS.get(f"{path.partition('/')[0]}/", (None, _refuse))
+    if log_id is None:
+        return None
+    within = path.removeprefix(life_folder(log_id))
+    if within == POLICY:
+        return ObjectKind.POLICY
+    kind, check = _CHECKS.get(f"{within.partition('/')[0]}/", (None, str))
     try:
-        check(path)
+        check(within)
     except CorruptError:
         return None
     return kind
 
 
-def _refuse(path: str) -> None:
-    raise CorruptError(path)
-
-
-def own_objects(store: ObjectStore) -> Iterator[Found]:
+def own_objects(store: ObjectStore) -> Iterator[ObjectMeta]:
     """Go through the objects in a log's own folders and directly under its root; ``store`` is the log's own."""
     for folder in (MANIFEST_FOLDER, *filter(life_of, store.list_folders(""))):
-        for meta in store.list_objects(folder):
-            yield Found(kind_of(meta.path), meta)
-    for meta in _root_objects(store):
-        if meta.path != STORE_IDENTITY:
-            yield Found(kind_of(meta.path), meta)
+        yield from store.list_objects(folder)
+    yield from (meta for meta in _root_objects(store) if meta.path != STORE_IDENTITY)
 
 
-def strangers(store: ObjectStore) -> Iterator[Found]:
+def strangers(store: ObjectStore) -> Iterator[ObjectMeta]:
     """Go through the objects in other folders under the root in which there is no log."""
     for folder in store.list_folders(""):
         if folder != MANIFEST_FOLDER and life_of(folder) is None and not _holds_log(store, folder):
-            for meta in store.list_objects(folder):
-                # A store was opened there.
-                if not meta.path.endswith(f"/{STORE_IDENTITY}"):
-                    yield Found(None, meta)
+            # A store was opened where there is an identity.
+            listed = store.list_objects(folder)
+            yield from (meta for meta in listed if not meta.path.endswith(f"/{STORE_IDENTITY}"))
 
 
 def _root_objects(store: ObjectStore) -> Iterator[ObjectMeta]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import UnavailableError
 from wal3_core.model.paths import LogId, check_log_name
+from wal3_core.options import RetryOptions
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.garbage_store import GarbageStore
 from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
@@ -18,8 +19,12 @@ from wal3_core.storage.object_store import ObjectStore, log_store, store_now_us
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
+
+S = TypeVar("S", CursorStore, PinStore, PolicyStore)
+
+# A walk along the tree needs few at a time.
+SNAPSHOTS_LOADED_MAX = 64
 
 
 class LogStores:
@@ -34,30 +39,22 @@ class LogStores:
         log: str,
         *,
         runtime: Runtime,
-        retry: RetryOptions,
-        snapshots_loaded_max: int,
+        retry: RetryOptions | None = None,
+        snapshots_loaded_max: int = SNAPSHOTS_LOADED_MAX,
         log_id: LogId | None = None,
     ) -> None:
         self.log = check_log_name(log)
         self.runtime = runtime
-        self.retry = retry
+        self.retry = retry = retry or RetryOptions()
         self._store = store
         root = with_retries(log_store(store, log), runtime, retry)
         self.manifests = ManifestStore(root, runtime, retry, log_id=log_id)
         self.objects = self.manifests.objects
+        # The log's address, for messages, and that of the whole store, which other processes open.
+        self.url, self.store_url = self.manifests.url, store.url
         self.snapshots = SnapshotStore(self.manifests, runtime, loaded_max=snapshots_loaded_max)
         self.key_rollups = KeyRollupStore(self.manifests, runtime, retry)
         self.garbage = GarbageStore(self.manifests, runtime, retry)
-
-    @property
-    def url(self) -> str:
-        """The log's address, for messages."""
-        return self.manifests.url
-
-    @property
-    def store_url(self) -> str:
-        """The URL of the whole store, which other processes open."""
-        return self._store.url
 
     def store_now_us(self) -> int:
         """Return the store's time: the modification time of an object written just now.
@@ -75,17 +72,17 @@ class LogStores:
     @cached_property
     def cursors(self) -> CursorStore:
         """The cursors of this life."""
-        log_id = self.manifests.log_id()
-        return CursorStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)
+        return self._opened(CursorStore)
 
     @cached_property
     def pins(self) -> PinStore:
         """The pins of this life."""
-        log_id = self.manifests.log_id()
-        return PinStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)
+        return self._opened(PinStore)
 
     @cached_property
     def policies(self) -> PolicyStore:
         """The policy of this life."""
-        log_id = self.manifests.log_id()
-        return PolicyStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)
+        return self._opened(PolicyStore)
+
+    def _opened(self, kind: type[S]) -> S:
+        return kind(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=self.manifests.log_id())

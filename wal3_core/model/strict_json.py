@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 
@@ -383,6 +383,26 @@ class Stored:
 
     def check_stored(self, what: str) -> None:
         """Refuse values that contradict each other, with a CorruptError that names ``what``."""
+
+
+class Shown:
+    """A value that a program shows as a JSON object of its fields, or of what ``SHOWN`` names, in that order."""
+
+    __slots__ = ()
+    SHOWN: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        names: Iterable[str] = self.SHOWN or getattr(self, "__dataclass_fields__")  # noqa: B009 - a dataclass's own
+        return {name: _json_of(getattr(self, name)) for name in names}
+
+
+def _json_of(value: Any) -> JsonValue:  # noqa: ANN401 - of any field
+    if isinstance(value, tuple):
+        return [_json_of(each) for each in value]
+    if hasattr(value, "to_json"):
+        return cast("JsonObject", value.to_json())
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 class StoredDocument(Stored):

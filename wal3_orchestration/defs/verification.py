@@ -18,7 +18,6 @@ from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, place_of_object
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.setsum import EMPTY
 from wal3_core.options import UNLIMITED
 from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.framework.assets import LogAsset, LogJob
@@ -168,15 +167,7 @@ def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
         return scrub_log(store, log)
     if not isinstance(found, LogError):
         return found
-    return ScrubReport(
-        log=log,
-        setsum=EMPTY.hexdigest(),
-        num_records=0,
-        num_bytes=0,
-        num_fragments=0,
-        num_snapshots=0,
-        problems=(Problem(MANIFEST, str(found)),),
-    )
+    return ScrubReport(log=log, problems=(Problem(MANIFEST, str(found)),))
 
 
 def judge(store: ObjectStore, report: ScrubReport) -> CheckResult:

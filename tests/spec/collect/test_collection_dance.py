@@ -40,9 +40,8 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -129,8 +128,8 @@ def test_later_announcement_replaces_an_earlier_one(store: ObjectStore) -> None:
     overtaken = collector(store).prune(first)
     pruned = collector(store).prune(second)
 
-    assert overtaken == Overtaken("another collection was announced, or this one withdrawn")
-    assert isinstance(pruned, Marked)
+    assert overtaken == NotPruned("another collection was announced, or this one withdrawn")
+    assert isinstance(pruned, MarkedGarbage)
     assert offsets(store) == list(range(18, 21))
 
 
@@ -158,7 +157,7 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
     pruned = collector(store).prune(path)
 
     after = manifest_of(store)
-    assert pruned == Marked(path, document(store))
+    assert pruned == MarkedGarbage(path, document(store))
     assert document(store).pruned
     assert held(store) >= before
     assert (after.first.seq_no, after.first.position.offset, after.announced) == (12, 12, None)
@@ -200,7 +199,7 @@ def test_prune_that_is_repeated_changes_nothing(store: ObjectStore) -> None:
 
     again = collector(store).prune(path)
 
-    assert again == Marked(path, written)
+    assert again == MarkedGarbage(path, written)
     assert (manifest_of(store), document(store)) == (manifest, written)
 
 
@@ -235,7 +234,7 @@ def test_appends_and_rolls_between_announcing_and_pruning_stay(store: ObjectStor
     append(store, 4)
     roll(store, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
 
-    assert isinstance(collector(store).prune(path), Marked)
+    assert isinstance(collector(store).prune(path), MarkedGarbage)
 
     assert document(store).setsum == before.setsum
     assert offsets(store) == list(range(12, 25))
@@ -268,7 +267,7 @@ def test_prune_loses_to_a_cursor_created_below_and_withdraws(store: ObjectStore)
 
     outcome = collector(store).prune(path)
 
-    assert outcome == Overtaken("kept below offset 12: {'cursor late': 6}")
+    assert outcome == NotPruned("kept below offset 12: {'cursor late': 6}")
     assert manifest_of(store).announced is None
     assert whole(store)
     gather(store)
@@ -282,7 +281,7 @@ def test_announcement_whose_document_is_lost_is_withdrawn(store: ObjectStore) ->
 
     outcome = collector(store).prune(path)
 
-    assert outcome == Overtaken(f"{path} is gone")
+    assert outcome == NotPruned(f"{path} is gone")
     assert manifest_of(store).announced is None
     announce(store)
     life_store(store, "a").delete(documents(store)[0])
@@ -303,7 +302,7 @@ def test_manifest_that_keeps_changing_is_an_error_and_no_loss(store: ObjectStore
     following = manifest_of(store).next.position.offset
     assert following > 22
     assert offsets(store) == list(range(1, following))
-    assert isinstance(collector(store).prune(path), Marked)
+    assert isinstance(collector(store).prune(path), MarkedGarbage)
     assert offsets(store) == list(range(12, following))
 
 

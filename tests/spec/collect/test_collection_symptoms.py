@@ -53,9 +53,8 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
@@ -98,7 +97,7 @@ def test_collector_that_loses_the_cas_deletes_nothing(store: ObjectStore) -> Non
 
     overtaken = announce(store)
     announce(store)
-    assert isinstance(Collector(store, LOG, options=NOW).prune(overtaken), Overtaken)
+    assert isinstance(Collector(store, LOG, options=NOW).prune(overtaken), NotPruned)
     assert before <= held(store)
     assert offsets(store) == list(range(1, following))
 
@@ -245,7 +244,7 @@ def test_object_that_becomes_referenced_after_it_was_listed_is_not_deleted(store
     found = Deleter(clock, LOG, options=LATER).orphans()
     assert found
     marked = Collector(clock, LOG, options=LATER).mark_orphans(found, "a test")
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 

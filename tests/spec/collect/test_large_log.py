@@ -13,8 +13,7 @@ from tests.large_logs import Grower, reachable, stored
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
-from wal3_core.log.collect.collector import CollectionReport, Collector, collect
-from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.collector import CollectionReport, Collector, MarkedGarbage, collect
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
@@ -155,7 +154,7 @@ def test_log_that_is_appended_to_continuously_is_pruned_nevertheless(memory_stor
         outcome = collector.prune(collector.announce(plan))
 
     assert len(appended) > 2
-    assert isinstance(outcome, Marked)
+    assert isinstance(outcome, MarkedGarbage)
     assert manifest_of(memory_store).first.position.offset == 150
 
 

@@ -36,9 +36,8 @@ from tests.spec.collecting import (
 from tests.stores import CountingStore, life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 
@@ -81,7 +80,7 @@ def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
 
 def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
     marked = Collector(store, LOG, options=LATER).mark_orphans(paths, "a test")
-    assert isinstance(marked, Marked)
+    assert isinstance(marked, MarkedGarbage)
     return marked.path
 
 
@@ -221,7 +220,7 @@ def test_marking_orphans_twice_raises_the_fence_once(store: ObjectStore) -> None
 
     again = Collector(clock, LOG, options=LATER).prune(path)
 
-    assert isinstance(again, Marked)
+    assert isinstance(again, MarkedGarbage)
     assert manifest_of(clock).fence == fence
 
 
@@ -385,7 +384,7 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     clock.pass_s(2 * DAY_S)
 
     marked = mark_orphans(clock, sorted(written))
-    assert isinstance(collector.prune(path), Marked)
+    assert isinstance(collector.prune(path), MarkedGarbage)
     clock.pass_s(DAY_S)
     delete(clock, marked, LATER)
 

@@ -27,9 +27,8 @@ from tests.spec.collecting import (
 )
 from tests.stores import CountingStore, life_store
 from wal3_core import PinStore
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
 from wal3_core.model.pin import Pin
@@ -311,7 +310,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     monkeypatch.setattr(Garbage, "from_bytes", counting)
     before = counted.requests["get"]
 
-    assert isinstance(collector.prune(path), Marked)
+    assert isinstance(collector.prune(path), MarkedGarbage)
 
     # Each try reads the document and the manifest.
     assert counted.requests["get"] - before >= 6

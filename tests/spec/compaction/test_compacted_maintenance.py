@@ -156,8 +156,8 @@ def test_replaced_fragments_are_orphans_and_the_compacted_ones_are_not() -> None
     references = References([manifest_of(store).pointers], reader.load_snapshot)
     inside = life_store(store, "a")
 
-    assert not any(references.hold(pointer.path) for pointer in replaced)
-    assert all(references.hold(pointer.path) for pointer in fragments_of(store, "a"))
+    assert not any(references.retains(pointer.path) for pointer in replaced)
+    assert all(references.retains(pointer.path) for pointer in fragments_of(store, "a"))
     gone = {pointer.path for pointer in replaced}
     assert gone < {meta.path for meta in (*inside.list_objects("log/"), *inside.list_objects("snapshot/"))}
 

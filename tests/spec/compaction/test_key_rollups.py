@@ -47,7 +47,7 @@ from wal3_core import (
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.contents import Kind
+from wal3_core.log.contents import ObjectKind
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.model.key_rollup import KeyRollup
@@ -347,7 +347,7 @@ def test_destroy_deletes_key_rollups_and_names_them_in_its_plan(store: ObjectSto
 
     destroy(store, LOG)
 
-    assert [part.num_objects for part in plan.parts if part.kind is Kind.KEY_ROLLUP] == [2]
+    assert [part.num_objects for part in plan.parts if part.kind is ObjectKind.KEY_ROLLUP] == [2]
     assert [meta.path for meta in store.list_objects(f"{LOG}/")] == [f"{LOG}/manifest/MANIFEST.json"]
 
 

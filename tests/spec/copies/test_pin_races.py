@@ -17,9 +17,8 @@ from wal3_core import (
     UnavailableError,
     pinned_records,
 )
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.pruner import Marked
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
@@ -121,7 +120,7 @@ def test_announced_collection_delays_no_pin_and_takes_nothing_from_it(store: Obj
         race()
     pin = PinStore(racing(store, when, race) if when != "before" else store, "a").create("audit", reason="a test")
     collector = Collector(store, "a", options=NOW)
-    assert isinstance(collector.prune(announced[0]), Marked)
+    assert isinstance(collector.prune(announced[0]), MarkedGarbage)
     Deleter(store, "a", options=NOW).delete(announced[0])
 
     assert manifest_of(store, "a").first.position.offset == 6

@@ -48,8 +48,7 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.policy import Policy
@@ -96,7 +95,7 @@ def test_collection_announced_under_another_policy_is_withdrawn(memory_store: Me
     policies.change(lambda _: changed)
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, Marked)
+    assert not isinstance(outcome, MarkedGarbage)
     assert manifest_of(memory_store).announced is None
     assert len(offsets(memory_store)) == 20
 
@@ -108,7 +107,7 @@ def test_collection_is_withdrawn_when_the_last_cursor_is_gone(memory_store: Memo
     CursorStore(memory_store, LOG).delete("reader")
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, Marked)
+    assert not isinstance(outcome, MarkedGarbage)
     assert offsets(memory_store)[0] == 1
 
 

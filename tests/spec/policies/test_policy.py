@@ -25,8 +25,7 @@ from wal3_core import (
     destroy,
 )
 from wal3_core.fleet.survey import survey_log
-from wal3_core.log.collect.collector import Collector, collect
-from wal3_core.log.collect.pruner import Overtaken
+from wal3_core.log.collect.collector import Collector, NotPruned, collect
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
@@ -210,7 +209,7 @@ def test_acknowledged_longer_retention_keeps_what_a_collector_was_about_to_prune
     store.before = change
     outcome = collector.prune(announced)
 
-    assert isinstance(outcome, Overtaken)
+    assert isinstance(outcome, NotPruned)
     assert [policy.retention_s for policy in changed] == [1000 * HOUR_S]
     assert [record.offset for record in LogReader.open(memory_store, "a").records()] == list(range(1, 11))
     # The next plan uses the policy as it is now.
@@ -313,7 +312,7 @@ def test_collection_that_was_announced_is_withdrawn_when_the_log_is_only_compact
 
     outcome = collector.prune(announced)
 
-    assert isinstance(outcome, Overtaken)
+    assert isinstance(outcome, NotPruned)
     assert LogReader.open(memory_store, "a").manifest().announced is None
     assert len(list(LogReader.open(memory_store, "a").records())) == 10
 

@@ -88,7 +88,7 @@ def _confirm(plan: DestroyPlan) -> None:
 
 def _show(plan: DestroyPlan, *, as_json: bool) -> None:
     if as_json:
-        print_json({**plan.to_json(), "pins": list(plan.pins)})
+        print_json(plan.to_json())
         return
     rows = [(str(part.kind), count(part.num_objects), size(part.num_bytes)) for part in plan.parts]
     rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))

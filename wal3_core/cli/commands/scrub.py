@@ -82,15 +82,8 @@ def _scrubbed(store: ObjectStore, logs: Sequence[str], start: int | None, limits
                 if len(logs) == 1:
                     raise
                 # A log that cannot be read must not hide what is wrong with the others.
-                report = ScrubReport(
-                    log=log,
-                    setsum="",
-                    num_records=0,
-                    num_bytes=0,
-                    num_fragments=0,
-                    num_snapshots=0,
-                    problems=(Problem("", f"not read to the end: {explain(error)}"),),
-                )
+                problem = Problem("", f"not read to the end: {explain(error)}")
+                report = ScrubReport(log=log, setsum="", problems=(problem,))
         yield report
 
 

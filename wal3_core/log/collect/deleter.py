@@ -3,7 +3,7 @@
 Nothing is deleted until one interval after it was marked, by the store's clock, and nothing that the newest
 manifest or a pin refers to. Keeps INV-15 and INV-16. Source: docs/protocol.md, "Collection".
 
-``OrphanFinder`` finds objects that nothing refers to: uploads of writers that died, what interrupted maintenance left.
+Orphans are objects that nothing refers to: uploads of writers that died, what interrupted maintenance left.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import heapq
 import logging
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
 from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, StoreDeniedError
 from wal3_core.log.collect.references import (
-    Holding,
     PendingGarbage,
-    ReceiptRetention,
     References,
+    Retainer,
+    any_retains,
     every_path,
-    hold_any,
     read_references,
+    receipt_retention_s,
 )
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
@@ -70,17 +69,6 @@ class DeletionReport:
     wait_s: float = 0.0
     problems: tuple[str, ...] = ()
 
-    @classmethod
-    def of_all(cls, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
-        """Add up the reports of all parts of a document."""
-        return cls(
-            path=path,
-            num_deleted=sum(part.num_deleted for part in parts),
-            num_held=sum(part.num_held for part in parts),
-            num_orphans_held=sum(part.num_orphans_held for part in parts),
-            problems=tuple(problem for part in parts for problem in part.problems),
-        )
-
     @property
     def finished(self) -> bool:
         """Whether all of it is gone, and the document with it."""
@@ -110,53 +98,22 @@ class DeletionPart:
         return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
 
 
-class _Pass:
+class _Deletion:
     """One pass over a garbage document, and what came of it so far."""
 
-    def __init__(self, references: Sequence[Holding], progress: Callable[[int], None]) -> None:
+    def __init__(self, references: Sequence[Retainer], progress: Callable[[int], None]) -> None:
         self.references = references
         self.progress = progress
         self.num_deleted = 0
         self.num_held = 0
         # Whether the log has any, once that was looked up.
-        self._key_rollups: bool | None = None
+        self.key_rollups: bool | None = None
         self.problems: list[str] = []
 
     @property
     def num_left(self) -> int:
         """How many objects stay, or may hold objects that stay."""
         return self.num_held + len(self.problems)
-
-    def report(self, path: str, *, num_held: int) -> DeletionReport:
-        """Report it; of all that is held, ``num_held`` are no orphans."""
-        return DeletionReport(
-            path=path,
-            num_deleted=self.num_deleted,
-            num_held=num_held,
-            num_orphans_held=self.num_held - num_held,
-            problems=tuple(self.problems),
-        )
-
-    def deletion_of(self, paths: Sequence[str], objects: ObjectStore) -> Callable[[str], int]:
-        """Return how to delete each of some objects, which returns the number of requests."""
-        if self._key_rollups is None and any(map(is_snapshot_path, paths)):
-            # Most logs have none at all.
-            self._key_rollups = next(iter(objects.list_objects(KEY_ROLLUP_FOLDER)), None) is not None
-        return partial(_delete, objects, with_keys=bool(self._key_rollups))
-
-
-def _delete(objects: ObjectStore, path: str, *, with_keys: bool) -> int:
-    """Delete an object, a snapshot after its key roll-up: while it is there, a call that was cut short is repeated."""
-    paths = [key_rollup_path(path), path] if with_keys and is_snapshot_path(path) else [path]
-    for each in paths:
-        objects.delete(each)
-    return len(paths)
-
-
-def _log(url: str, path: str, deleted: DeletionReport) -> None:
-    text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"
-    held, unread = deleted.num_held, len(deleted.problems)
-    COLLECT.log(logging.WARNING if unread else logging.INFO, text, url, deleted.num_deleted, path, held, unread)
 
 
 class Deleter:
@@ -184,7 +141,6 @@ class Deleter:
         )
         self.log = self._stores.log
         self._documents = self._stores.garbage
-        self._orphans = OrphanFinder(self._stores, self._options)
 
     def log_id(self) -> LogId:
         """Name the life of the log whose garbage is deleted."""
@@ -237,14 +193,14 @@ class Deleter:
 
         All were marked before that read: what they name is in no later manifest, and so in no later pin.
         """
-        references: list[Holding] | None = None
+        references: list[Retainer] | None = None
         done = []
         for each in found:
             if isinstance(each, DeletionReport):
                 done.append(each)
                 continue
             references = self.references() if references is None else references
-            part = self._delete_part(each.path, DeletionPart.whole(each.garbage), _Pass(references, progress))
+            part = self._delete_part(each.path, DeletionPart.whole(each.garbage), _Deletion(references, progress))
             done.append(self.finish(each.path, [part]))
         return done
 
@@ -256,16 +212,16 @@ class Deleter:
             for name, pin in self._stores.pins.list().items()
         }
         for path in paths:
-            pins = tuple(name for name, each in references.items() if each.hold(path))
+            pins = tuple(name for name, each in references.items() if each.retains(path))
             if pins:
                 yield path, pins
 
     @checked(garbage=instance_of(Garbage), references=optional(several))
-    def objects(self, garbage: Garbage, references: Sequence[Holding] | None = None) -> Iterator[str]:
+    def objects(self, garbage: Garbage, references: Sequence[Retainer] | None = None) -> Iterator[str]:
         """Name what deleting a garbage document's objects would delete now: all that nothing refers to."""
         references = self.references() if references is None else references
         for path in chain(self.dropped_objects(garbage), garbage.orphans):
-            if not hold_any(references, path):
+            if not any_retains(references, path):
                 yield path
 
     @checked(garbage=instance_of(Garbage))
@@ -304,23 +260,38 @@ class Deleter:
         self, path: str, part: DeletionPart, *, progress: Callable[[int], None] = lambda _: None
     ) -> DeletionReport:
         """Delete a part of what a garbage document that is due names; the document stays."""
-        return self._delete_part(path, part, _Pass(self.references(), progress))
+        return self._delete_part(path, part, _Deletion(self.references(), progress))
 
-    def _delete_part(self, path: str, part: DeletionPart, going: _Pass) -> DeletionReport:
-        self._delete_pointers(part.dropped, going)
-        self._delete_paths(part.replaced, going)
-        held = going.num_held
+    def _delete_part(self, path: str, part: DeletionPart, done: _Deletion) -> DeletionReport:
+        self._delete_pointers(part.dropped, done)
+        self._delete_paths(part.replaced, done)
+        held = done.num_held
         # An orphan that is held by now is no orphan any more: the document does not wait for it.
-        self._delete_paths(part.orphans, going)
-        return going.report(path, num_held=held)
+        self._delete_paths(part.orphans, done)
+        return DeletionReport(
+            path=path,
+            num_deleted=done.num_deleted,
+            num_held=held,
+            num_orphans_held=done.num_held - held,
+            problems=tuple(done.problems),
+        )
 
     @checked(path=given_garbage_path, parts=several)
     def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
         """Add up the reports of all parts of a garbage document; delete it when nothing is left of it."""
-        deleted = DeletionReport.of_all(path, parts)
+        deleted = DeletionReport(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            num_orphans_held=sum(part.num_orphans_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
         if deleted.finished:
             self._documents.forget(path, all_deleted=not deleted.num_orphans_held)
-        _log(self._stores.url, path, deleted)
+        text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"
+        held, unread = deleted.num_held, len(deleted.problems)
+        level = logging.WARNING if unread else logging.INFO
+        COLLECT.log(level, text, self._stores.url, deleted.num_deleted, path, held, unread)
         return deleted
 
     def documents(self) -> Iterator[ObjectMeta]:
@@ -339,43 +310,53 @@ class Deleter:
             if seen is not None:
                 yield seen.document
 
-    def references(self) -> list[Holding]:
+    def references(self) -> list[Retainer]:
         """Read what is referred to: CollectionRefusedError when a cursor or pin cannot be read, or dangles."""
         return read_references(self._stores)
 
-    def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
+    def _delete_pointers(self, pointers: Sequence[Pointer], done: _Deletion) -> None:
         """Delete snapshots after what they hold: until then they name what is left to delete."""
-        self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), going)
+        self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), done)
         for pointer in pointers:
             if isinstance(pointer, SnapshotPointer):
-                self._delete_tree(pointer, going)
+                self._delete_tree(pointer, done)
 
-    def _delete_tree(self, pointer: SnapshotPointer, going: _Pass) -> None:
-        left = going.num_left
+    def _delete_tree(self, pointer: SnapshotPointer, done: _Deletion) -> None:
+        left = done.num_left
         try:
-            self._delete_pointers(self._stores.snapshots.load(pointer).pointers, going)
+            self._delete_pointers(self._stores.snapshots.load(pointer).pointers, done)
         except MissingError:
             # Gone, after what it held.
             return
         except CorruptError as error:
-            going.problems.append(str(error))
+            done.problems.append(str(error))
             return
-        if going.num_left == left:
-            self._delete_paths((pointer.path,), going)
+        if done.num_left == left:
+            self._delete_paths((pointer.path,), done)
 
-    def _delete_paths(self, paths: Iterable[str], going: _Pass) -> None:
+    def _delete_paths(self, paths: Iterable[str], done: _Deletion) -> None:
         began_s, num_requests = self._runtime.monotonic_s(), 0
         free = []
         for path in paths:
-            if hold_any(going.references, path):
-                going.num_held += 1
+            if any_retains(done.references, path):
+                done.num_held += 1
             else:
                 free.append(path)
-        ahead_max, share = self._options.deletes_ahead, share_of(self._stores.objects)
-        delete = going.deletion_of(free, self._stores.objects)
-        for requests in map_ahead(self._runtime, delete, free, count=ahead_max, share=share):
-            num_requests, going.num_deleted = num_requests + requests, going.num_deleted + 1
-            going.progress(going.num_deleted)
+        objects, ahead_max = self._stores.objects, self._options.deletes_ahead
+        if done.key_rollups is None and any(map(is_snapshot_path, free)):
+            # Most logs have none at all.
+            done.key_rollups = next(iter(objects.list_objects(KEY_ROLLUP_FOLDER)), None) is not None
+
+        def delete(path: str) -> int:
+            # A snapshot after its key roll-up: while it is there, a call that was cut short is repeated.
+            paths = [key_rollup_path(path), path] if done.key_rollups and is_snapshot_path(path) else [path]
+            for each in paths:
+                objects.delete(each)
+            return len(paths)
+
+        for requests in map_ahead(self._runtime, delete, free, count=ahead_max, share=share_of(objects)):
+            num_requests, done.num_deleted = num_requests + requests, done.num_deleted + 1
+            done.progress(done.num_deleted)
             # Slowly: the store serves others, too.
             left_s = began_s + num_requests / self._options.deletes_per_s - self._runtime.monotonic_s()
             if left_s > 0:
@@ -397,8 +378,44 @@ class Deleter:
     def orphans_below(
         self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
     ) -> list[ObjectMeta]:
-        """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
-        return self._orphans.find(folders, pending, now_us)
+        """Describe up to ``orphans_max`` orphans below some of the log's folders, oldest first.
+
+        They are older than the interval at ``now_us``, the store's time, which is asked for if it is None.
+        """
+        stores = self._stores
+        # One search goes by one policy; what it found is looked up by the policy of then before it is marked.
+        retention_s = receipt_retention_s(stores)
+        leaving, known = PendingGarbage(pending, stores.snapshots.load), read_references(stores, retention_s)
+        now_us = stores.store_now_us() if now_us is None else now_us
+        limit_us = now_us - int(self._options.interval_s * US_PER_S)
+        found = (
+            meta
+            for folder in folders
+            for meta in self._listed(folder, retention_s)
+            if meta.last_modified_us <= limit_us
+            and not any_retains(known, meta.path)
+            and not leaving.retains(meta.path)
+        )
+        return oldest(found, self._options.orphans_max)
+
+    def _listed(self, folder: str, retention_s: Callable[[], int | None]) -> Iterator[ObjectMeta]:
+        """List a folder; of that of key compaction only what may be of a pass that was not installed, or outlived."""
+        installed = set[str]()
+        for meta in self._stores.objects.list_objects(folder):
+            if folder == COMPACTION_FOLDER and (token := deleted_token(meta.path)) is not None:
+                # In the order of their names these come first.
+                installed.add(token)
+                continue
+            if pass_object_token(meta.path) in installed and not (
+                is_dropped_path(meta.path) and retention_s() is not None
+            ):
+                continue
+            try:
+                check_object_path(meta.path)
+            except CorruptError as error:
+                message = f"log {self._stores.url}: nothing is collected while a foreign file lies there: {error}"
+                raise CollectionRefusedError(f"{message}: move it away") from error
+            yield meta
 
     def store_now_us(self) -> int:
         """Return the store's time, by which the interval is measured; if it may not be written, an earlier one."""
@@ -408,59 +425,6 @@ class Deleter:
             # On a full disk, deletions must need no space. The store's clock was there when these were written.
             clock = self._stores.objects.head(CLOCK)
             return max(self._stores.manifests.changed_us(), 0 if clock is None else clock.last_modified_us)
-
-
-class OrphanFinder:
-    """Finds the orphans of one life of a log. Changes nothing."""
-
-    def __init__(self, stores: LogStores, options: CollectorOptions) -> None:
-        self._stores = stores
-        self._options = options
-
-    def find(self, folders: Sequence[str], pending: Iterable[Garbage], now_us: int | None) -> list[ObjectMeta]:
-        """Describe up to ``orphans_max`` objects that nothing refers to, oldest first.
-
-        They are older than the interval at the store's time ``now_us``, asked for if it is None, and no ``pending``
-        document names them.
-        """
-        # One search goes by one policy; what it found is looked up by the policy of then before it is marked.
-        kept = ReceiptRetention(self._stores)
-        leaving, known = PendingGarbage(pending, self._stores.snapshots.load), read_references(self._stores, kept)
-        now_us = self._stores.store_now_us() if now_us is None else now_us
-        limit_us = now_us - int(self._options.interval_s * US_PER_S)
-        found = (
-            meta
-            for meta in self._data_objects(folders, kept)
-            if meta.last_modified_us <= limit_us and not hold_any(known, meta.path) and not leaving.hold(meta.path)
-        )
-        return oldest(found, self._options.orphans_max)
-
-    def _data_objects(self, folders: Sequence[str], kept: ReceiptRetention) -> Iterator[ObjectMeta]:
-        for folder in folders:
-            for meta in self._listed(folder, kept):
-                try:
-                    check_object_path(meta.path)
-                except CorruptError as error:
-                    message = f"log {self._stores.url}: nothing is collected while a foreign file lies there: {error}"
-                    raise CollectionRefusedError(f"{message}: move it away") from error
-                yield meta
-
-    def _listed(self, folder: str, kept: ReceiptRetention) -> Iterator[ObjectMeta]:
-        """List a folder; of that of key compaction only what may be of a pass that was not installed, or outlived."""
-        installed = set[str]()
-        for meta in self._stores.objects.list_objects(folder):
-            if folder != COMPACTION_FOLDER:
-                yield meta
-            elif (token := deleted_token(meta.path)) is not None:
-                # In the order of their names these come first.
-                installed.add(token)
-            elif pass_object_token(meta.path) not in installed or _may_go(meta.path, kept):
-                yield meta
-
-
-def _may_go(path: str, kept: ReceiptRetention) -> bool:
-    """Whether an object of an installed pass is ever deleted."""
-    return is_dropped_path(path) and kept.retention_s is not None
 
 
 def oldest(metas: Iterable[ObjectMeta], count: int) -> list[ObjectMeta]:

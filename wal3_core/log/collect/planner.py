@@ -1,7 +1,7 @@
 """Plans what a collection of one log would delete, and why: reads only, changes nothing.
 
-A plan is a proposal. The pruner reads the cursors once more after the announcement
-(log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+A plan is a proposal: the cursors are read once more after the announcement (log/collect/collector.py). Keeps INV-13 and
+INV-14. Source: docs/protocol.md, "Collection".
 
 ``first_younger`` tells by the process's clock and by the store's which records are young enough to be kept.
 """
@@ -11,16 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import instance_of, integer, make_plain, text
+from wal3_core.arguments import checked, instance_of, integer, optional
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.read.scan import select
 from wal3_core.model.garbage import Cut, cut_below
 from wal3_core.model.manifest import Boundary
-from wal3_core.model.paths import WRITER_CURSOR, LogId, check_log_id
+from wal3_core.model.paths import LOG_ID, WRITER_CURSOR, LogId
 from wal3_core.model.position import AtTime
-from wal3_core.model.setsum import Setsum
+from wal3_core.model.setsum import SETSUM, Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, Stored, nested
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.documents.manifest_store import Installed
 
@@ -43,7 +43,7 @@ KEPT_WHOLE = "its policy keeps everything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Stored):
     """What a collection would delete, and why; nothing was changed for it.
 
     ``first`` is where the log would begin; ``held_bytes`` and ``held_records`` are the log's now.
@@ -60,11 +60,17 @@ class Plan:
     held_records: int
     held_bytes: int
 
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        make_plain(self, log=text, reason=text, first=instance_of(Boundary), setsum=instance_of(Setsum))
-        make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
-        make_plain(self, held_records=integer, held_bytes=integer)
+    MEMBERS = (
+        Member("log", TEXT),
+        Member("log_id", LOG_ID),
+        Member("reason", TEXT),
+        Member("first", nested(Boundary)),
+        Member("setsum", SETSUM),
+        *(
+            Member(name, INTEGER)
+            for name in ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
+        ),
+    )
 
     @property
     def empty(self) -> bool:
@@ -76,39 +82,6 @@ class Plan:
         """The fraction of the log's bytes that would be deleted."""
         return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "reason": self.reason,
-            "first": self.first.to_json(),
-            "setsum": self.setsum.hexdigest(),
-            "num_fragments": self.num_fragments,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "held_records": self.held_records,
-            "held_bytes": self.held_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Plan:
-        """Read from a JSON object."""
-        plan = cls(
-            log=fields.string("log"),
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            reason=fields.string("reason"),
-            first=Boundary.from_json(fields.object("first")),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")),
-            num_fragments=fields.integer("num_fragments"),
-            num_records=fields.integer("num_records"),
-            num_bytes=fields.integer("num_bytes"),
-            held_records=fields.integer("held_records"),
-            held_bytes=fields.integer("held_bytes"),
-        )
-        fields.finish()
-        return plan
-
 
 class Planner:
     """Plans the collection of one life of a log."""
@@ -117,6 +90,7 @@ class Planner:
         self._stores = stores
         self._options = options
 
+    @checked(limit_offset=optional(integer))
     def plan(self, limit_offset: int | None = None) -> Plan:
         """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
 
@@ -137,9 +111,10 @@ class Planner:
         cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
         return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
 
+    @checked(plan=instance_of(Plan))
     def objects(self, plan: Plan) -> Iterator[str]:
         """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
-        cut = self.cut(self._stores.manifests.load().manifest, plan.first)
+        cut = self._cut(self._stores.manifests.load().manifest, plan.first)
         yield from every_path(cut.dropped, self._stores.snapshots.load)
         yield from (pointer.path for pointer in cut.replaced)
 
@@ -203,13 +178,14 @@ class Planner:
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
         return min(offset, following), f"{reason} is at offset {offset}"
 
+    @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
         """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
 
         Too much is more than ``fraction_max``, or the policy's ``percent_max``, of a log without a consumer's cursor.
         OutdatedPlanError when the log has changed since: plan again.
         """
-        manifest = self.planned_on(plan).manifest
+        manifest = self._planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
         if plan.fraction > fraction_max and not is_consumed(self._offsets()):
             message = (
@@ -218,7 +194,7 @@ class Planner:
                 f" find out why, then allow it"
             )
             raise CollectionRefusedError(message)
-        cut = self.cut(manifest, plan.first)
+        cut = self._cut(manifest, plan.first)
         dropped = sum_setsums(cut.dropped)
         balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
         if balance != manifest.setsum:
@@ -233,9 +209,15 @@ class Planner:
                 f" compacted"
             )
             raise OutdatedPlanError(message)
-        self._refuse_held(plan.first)
+        for name, offset in self._offsets().items():
+            if offset < plan.first.position.offset:
+                message = (
+                    f"log {self._stores.url}: planned to begin at offset {plan.first.position.offset},"
+                    f" found cursor {name} at {offset}"
+                )
+                raise OutdatedPlanError(message)
 
-    def planned_on(self, plan: Plan) -> Installed:
+    def _planned_on(self, plan: Plan) -> Installed:
         """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
         base = self._stores.manifests.load()
         if base.manifest.log_id != plan.log_id:
@@ -246,7 +228,7 @@ class Planner:
             raise LogReplacedError(message)
         return base
 
-    def cut(self, manifest: Manifest, first: Boundary) -> Cut:
+    def _cut(self, manifest: Manifest, first: Boundary) -> Cut:
         """Cut at the planned place: the same fragments, in whatever snapshots they are now."""
         cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
         if cut.first.seq_no != first.seq_no:
@@ -254,16 +236,7 @@ class Planner:
             raise OutdatedPlanError(message)
         return cut
 
-    def _refuse_held(self, first: Boundary) -> None:
-        for name, offset in self._offsets().items():
-            if offset < first.position.offset:
-                message = (
-                    f"log {self._stores.url}: planned to begin at offset {first.position.offset},"
-                    f" found cursor {name} at {offset}"
-                )
-                raise OutdatedPlanError(message)
-
-    def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
+    def _kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
         """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
         policy, cursors = self._policy(), self._offsets()
         if not policy.collects:

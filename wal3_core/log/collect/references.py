@@ -7,7 +7,7 @@ if the log's policy has a ``receipt_retention_s``.
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Pointer, Snapshot
 
 
-# How long the process that wrote a cursor too late has to correct it.
+# Seconds that a process which wrote a cursor too late has to correct it.
 _DANGLING_S = 2.0
 
 
@@ -69,7 +69,7 @@ class References:
         self._gone: set[str] = set()
         self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
 
-    def hold(self, path: str) -> bool:
+    def retains(self, path: str) -> bool:
         """Tell whether an object is referred to, a key roll-up as its snapshot is; CorruptError for any other path.
 
         No pointer leads to an object of a pass.
@@ -119,41 +119,43 @@ class PendingGarbage:
         self._named: set[str] = set()
         self._references: list[References] = []
 
-    def hold(self, path: str) -> bool:
+    def retains(self, path: str) -> bool:
         """Tell whether a document names the object, or leads to it."""
         paths = {path, rolled_up_path(path)}
-        if paths & self._named or hold_any(self._references, path):
+        if paths & self._named or any_retains(self._references, path):
             return True
         for garbage in self._pending:
             self._named.update(garbage.orphans)
             # Replaced snapshots may contain each other, so they are not one run.
             runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
             self._references.append(References(runs, self._load, partly_deleted=True))
-            if paths & self._named or self._references[-1].hold(path):
+            if paths & self._named or self._references[-1].retains(path):
                 return True
         return False
 
 
-class Holding(Protocol):
+class Retainer(Protocol):
     """What keeps objects from being deleted."""
 
-    def hold(self, path: str) -> bool:
+    def retains(self, path: str) -> bool:
         """Tell whether it keeps the object at a path."""
         ...
 
 
-def hold_any(every: Iterable[Holding], path: str) -> bool:
+def any_retains(every: Iterable[Retainer], path: str) -> bool:
     """Tell whether an object is referred to from anywhere."""
-    return any(references.hold(path) for references in every)
+    return any(each.retains(path) for each in every)
 
 
-def references_of(stores: LogStores, manifest: Manifest, kept: ReceiptRetention | None = None) -> list[Holding]:
+def references_of(
+    stores: LogStores, manifest: Manifest, retention_s: Callable[[], int | None] | None = None
+) -> list[Retainer]:
     """Return what a manifest refers to, and the objects of the passes that it has."""
-    passes = InstalledPasses(stores, manifest, kept or ReceiptRetention(stores))
+    passes = InstalledPasses(stores, manifest, retention_s or receipt_retention_s(stores))
     return [References([manifest.pointers], stores.snapshots.load), passes]
 
 
-def read_references(stores: LogStores, kept: ReceiptRetention | None = None) -> list[Holding]:
+def read_references(stores: LogStores, retention_s: Callable[[], int | None] | None = None) -> list[Retainer]:
     """Read what the manifest and the pins refer to; CollectionRefusedError when a cursor or pin is bad."""
     manifest = stores.manifests.load().manifest
     try:
@@ -162,7 +164,7 @@ def read_references(stores: LogStores, kept: ReceiptRetention | None = None) -> 
     except CorruptError as error:
         message = f"log {stores.url}: nothing is deleted while a cursor or pin cannot be read: {error}"
         raise CollectionRefusedError(message) from error
-    return [*references_of(stores, manifest, kept), *pinned]
+    return [*references_of(stores, manifest, retention_s), *pinned]
 
 
 def _pinned(stores: LogStores) -> list[References]:
@@ -192,28 +194,24 @@ def _refuse_dangling(stores: LogStores, manifest: Manifest) -> None:
     raise CollectionRefusedError(message)
 
 
-# The newest 1,024 passes are searched for leftovers; older leftovers are never deleted.
+# Passes, the newest ones, that are searched for leftovers; older leftovers are never deleted.
 _PASSES_MAX = 1024
 
 
-class ReceiptRetention:
-    """How long the lists of installed passes stay, by the log's policy, which is read when it is first needed."""
+def receipt_retention_s(stores: LogStores) -> Callable[[], int | None]:
+    """Return how to find out for how long after what they list was deleted the lists of installed passes stay.
 
-    def __init__(self, stores: LogStores) -> None:
-        self._stores = stores
-
-    @cached_property
-    def retention_s(self) -> int | None:
-        """How long after what they list was deleted; None for as long as the log."""
-        return self._stores.policies.load().receipt_retention_s
+    None for as long as the log. The log's policy is read when it is first needed.
+    """
+    return cache(lambda: stores.policies.load().receipt_retention_s)
 
 
 class InstalledPasses:
     """The passes that one version of a log has. What is not known counts as installed."""
 
-    def __init__(self, stores: LogStores, manifest: Manifest, kept: ReceiptRetention) -> None:
+    def __init__(self, stores: LogStores, manifest: Manifest, retention_s: Callable[[], int | None]) -> None:
         self._stores = stores
-        self._kept = kept
+        self._retention_s = retention_s
         self._passes = PassStore(stores.manifests, stores.runtime, stores.retry)
         self._compaction = manifest.compaction
         self._known: dict[str, bool] = {}
@@ -222,7 +220,7 @@ class InstalledPasses:
         self._walk = self._passes.back_from(manifest.compaction.token)
         self._tokens: dict[int, str] = {}
 
-    def hold(self, path: str) -> bool:
+    def retains(self, path: str) -> bool:
         """Tell whether an object is of an installed pass, and is to stay; False for one that is not of any pass."""
         token = pass_object_token(path)
         if token is None:
@@ -230,16 +228,19 @@ class InstalledPasses:
         if token not in self._known:
             self._deleted_us[token] = self._passes.deleted_us(token)
             self._known[token] = self._is_installed(token)
-        return self._known[token] and not (is_dropped_path(path) and self._outlived(token))
-
-    def _outlived(self, token: str) -> bool:
-        """Whether the lists of an installed pass have been kept for as long as the policy says."""
         since_us = self._deleted_us[token]
-        return since_us is not None and self._kept_since_us is not None and since_us <= self._kept_since_us
+        # The lists of an installed pass go once they have been kept for as long as the policy says.
+        outlived = (
+            is_dropped_path(path)
+            and since_us is not None
+            and self._kept_since_us is not None
+            and since_us <= self._kept_since_us
+        )
+        return self._known[token] and not outlived
 
     @cached_property
     def _kept_since_us(self) -> int | None:
-        retention_s = self._kept.retention_s
+        retention_s = self._retention_s()
         return None if retention_s is None else self._stores.store_now_us() - retention_s * US_PER_S
 
     def _is_installed(self, token: str) -> bool:

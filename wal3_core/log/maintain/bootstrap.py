@@ -25,7 +25,7 @@ from wal3_core.model.record import Message, Record, check_message, keyed_setsum
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
-from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
-# What another bootstrap must find to replace one that was cut short.
+# The source that a claim names: another bootstrap replaces one that was cut short by it.
 _SOURCE = "records given to bootstrap"
 # The year 2000: what lies behind it, and before now, is taken for the time that was meant.
 _EARLY_US = 946_684_800 * US_PER_S
@@ -84,14 +84,7 @@ class BootstrapReport:
     setsum: Setsum
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    records=several,
-    origin=optional(instance_of(Origin)),
-    options=optional(instance_of(WriterOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, records=several, origin=optional(instance_of(Origin)))
 def bootstrap(
     store: ObjectStore,
     log: str,
@@ -133,12 +126,6 @@ def bootstrap(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    seq_no: FragmentSeqNo
-    records: list[Record]
-
-
 class _Bootstrapping:
     """The writes, a few fragments at a time; of what is written only the manifest is held in memory."""
 
@@ -167,27 +154,28 @@ class _Bootstrapping:
         )
         manifest = replace(initial, setsum=origin.pruned, pruned=origin.pruned, first=place, next=place)
         entry = Epoch(1, self._token, FIRST_SEQ_NO)
-        for pointer in map_ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
+        batches, count = enumerate(self._batches(records), FIRST_SEQ_NO), self._options.uploads_max
+        for pointer in map_ahead(self._runtime, self._write, batches, count=count):
             appended = manifest.apply_fragments(entry, (pointer,))
             manifest = rolled_now(appended, self._snapshots, self._options, self._meter.roll_failed)
         return manifest
 
-    def _batches(self, records: Iterable[Record]) -> Iterator[_Batch]:
+    def _batches(self, records: Iterable[Record]) -> Iterator[list[Record]]:
         """Cut the records into fragments, each record checked to continue the one before."""
-        batch, num_bytes, seq_no = list[Record](), 0, FIRST_SEQ_NO
+        batch, num_bytes = list[Record](), 0
         before = LogPosition(self._origin.first_offset, self._origin.timestamp_us)
         for given in records:
             record, size = self._checked(given, before)
             if batch and (
                 num_bytes + size > self._options.batch_bytes_max or len(batch) == self._options.batch_records_max
             ):
-                yield _Batch(seq_no, batch)
-                batch, num_bytes, seq_no = [], 0, FragmentSeqNo(seq_no + 1)
+                yield batch
+                batch, num_bytes = [], 0
             batch.append(record)
             num_bytes += size
             before = LogPosition(record.offset + 1, record.timestamp_us)
         if batch:
-            yield _Batch(seq_no, batch)
+            yield batch
 
     def _checked(self, record: Record, before: LogPosition) -> tuple[Record, int]:
         """Return a copy of a record, whose buffers are the caller's, and its size.
@@ -229,26 +217,17 @@ class _Bootstrapping:
             )
             raise InvalidRequestError(message)
 
-    def _write(self, batch: _Batch) -> FragmentPointer:
-        records = batch.records
+    def _write(self, numbered: tuple[int, list[Record]]) -> FragmentPointer:
+        seq_no, records = FragmentSeqNo(numbered[0]), numbered[1]
         first, last = records[0], records[-1]
         keys, bodies = [record.key for record in records], [record.body for record in records]
         timestamps_us = [record.timestamp_us for record in records]
         start = LogPosition(first.offset, first.timestamp_us)
-        encoded = parquet.encode(
-            parquet.FragmentSource(
-                start=start,
-                seq_no=batch.seq_no,
-                token=self._token,
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=bodies,
-                timestamps_us=timestamps_us,
-            )
-        )
+        encoded = parquet.encode_table(parquet.table_of(records), seq_no=seq_no, token=self._token)
         pointer = FragmentPointer(
-            path=fragment_path(batch.seq_no, self._token),
-            first_seq_no=batch.seq_no,
-            seq_no=batch.seq_no,
+            path=fragment_path(seq_no, self._token),
+            first_seq_no=seq_no,
+            seq_no=seq_no,
             start=start,
             limit=LogPosition(last.offset + 1, last.timestamp_us),
             # Of the records as they were given: the encoded bytes are compared with it.

@@ -9,6 +9,7 @@ everything. Source: docs/protocol.md, "Destroy".
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -23,9 +24,10 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.contents import Kind, delete_remains, own_objects, strangers, unknown_objects
+from wal3_core.log.contents import ObjectKind, delete_remains, kind_of, own_objects, strangers, unknown_objects
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
+from wal3_core.model.strict_json import Shown
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
@@ -39,31 +41,26 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.log.contents import Found
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
+    from wal3_core.storage.object_store import ObjectMeta
 
 _NAMED_MAX = 10
-# An upload or a collection that was under way may leave something behind once or twice.
+# Rounds of deletes: an upload or a collection that was under way may leave something behind once or twice.
 _ROUNDS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyPart:
+class DestroyPart(Shown):
     """How many objects of a kind there are, and their bytes."""
 
-    kind: Kind
+    kind: ObjectKind
     num_objects: int
     num_bytes: int
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"kind": str(self.kind), "num_objects": self.num_objects, "num_bytes": self.num_bytes}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyPlan:
+class DestroyPlan(Shown):
     """What destroying a log deletes: its objects by kind, and the names of its pins.
 
     ``log_id`` is the life that has the name now, or had it last; "" when that is unknown. ``destroying`` says that
@@ -76,6 +73,8 @@ class DestroyPlan:
     pins: tuple[str, ...]
     destroying: bool = False
 
+    SHOWN = ("log", "log_id", "num_objects", "num_bytes", "parts", "pins", "destroying")
+
     @property
     def num_objects(self) -> int:
         """How many objects are deleted."""
@@ -85,18 +84,6 @@ class DestroyPlan:
     def num_bytes(self) -> int:
         """How many bytes are deleted."""
         return sum(part.num_bytes for part in self.parts)
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "num_objects": self.num_objects,
-            "num_bytes": self.num_bytes,
-            "parts": [part.to_json() for part in self.parts],
-            "pins": [{"pin": name} for name in self.pins],
-            "destroying": self.destroying,
-        }
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
@@ -111,21 +98,22 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     seen = ManifestStore(root, runtime).look()
     entry = None if seen is None else seen.document
     destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
-    objects: Counter[Kind] = Counter()
-    num_bytes: Counter[Kind] = Counter()
+    objects: Counter[ObjectKind] = Counter()
+    num_bytes: Counter[ObjectKind] = Counter()
     pins: list[str] = []
     unknown: list[str] = []
-    for found in chain(own_objects(root), strangers(root)):
-        if found.kind is None:
-            unknown.append(found.meta.path)
+    for meta in chain(own_objects(root), strangers(root)):
+        kind = kind_of(meta.path)
+        if kind is None:
+            unknown.append(meta.path)
             if len(unknown) > _NAMED_MAX:
                 break
             continue
-        if found.kind is Kind.MANIFEST and destroyed:
+        if kind is ObjectKind.MANIFEST and destroyed:
             continue
-        objects[found.kind] += 1
-        num_bytes[found.kind] += found.meta.size
-        pin = _pin(root, found, entry)
+        objects[kind] += 1
+        num_bytes[kind] += meta.size
+        pin = _pin(root, meta, entry) if kind is ObjectKind.PIN else None
         pins += [] if pin is None else [pin]
     if unknown:
         raise unknown_objects(root, unknown)
@@ -133,7 +121,9 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
         message = f"log {root.url}: expected a log to destroy, found nothing"
         raise LogNotFoundError(message)
     parts = (
-        DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind]
+        DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind])
+        for kind in ObjectKind
+        if objects[kind]
     )
     return DestroyPlan(
         log=log,
@@ -144,12 +134,12 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     )
 
 
-def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
-    """Name the pin that an object is; None for anything else, for one that was deleted, or of a life that is over."""
-    log_id = life_of(found.meta.path)
-    if found.kind is not Kind.PIN or log_id is None or (entry is not None and log_id != entry.log_id):
+def _pin(root: ObjectStore, meta: ObjectMeta, entry: Entry | None) -> str | None:
+    """Return a pin's name; None for one that was deleted, or of a life that is over."""
+    log_id = life_of(meta.path)
+    if log_id is None or (entry is not None and log_id != entry.log_id) or is_tombstone(root, meta):
         return None
-    return None if is_tombstone(root, found.meta) else pin_name(found.meta.path.removeprefix(life_folder(log_id)))
+    return pin_name(meta.path.removeprefix(life_folder(log_id)))
 
 
 @checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
@@ -213,7 +203,7 @@ def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     """
     runtime = runtime or shared_runtime()
     manifests = ManifestStore(log_store(with_retries(store, runtime), log), runtime)
-    manifests.change(manifests.load(), lambda manifest: manifest.withdraw_destroy() if manifest.destroying else None)
+    _withdraw(manifests)
     now = manifests.load().manifest
     if now.destroying:
         message = (
@@ -225,8 +215,6 @@ def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
 
 
 class _Destroying:
-    """One call's steps."""
-
     def __init__(self, root: ObjectStore, log_id: LogId, runtime: Runtime, progress: Callable[[int], None]) -> None:
         self._root = root
         self._log_id = log_id
@@ -297,7 +285,9 @@ class _Destroying:
                 if not unpinned:
                     self._refuse_pinned(entry)
                 unpinned = True
-                self._manifests.swap(entry.apply_seal(self._seal()), seen)
+                by, now_us = stamp(self._runtime), wall_us(self._runtime)
+                seal = Seal(reason=BEING_DESTROYED, sealed_by=by, timestamp_us=now_us)
+                self._manifests.swap(entry.apply_seal(seal), seen)
             else:
                 if isinstance(entry, Manifest) and not also_pinned:
                     self._refuse_pinned(entry)
@@ -305,10 +295,8 @@ class _Destroying:
                 vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
                 if self._manifests.swap(vacancy, seen) is not None:
                     return was_log
-        raise self._gave_up()
-
-    def _seal(self) -> Seal:
-        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=wall_us(self._runtime))
+        message = f"log {self._root.url}: the manifest changed {REBASES_MAX} times over"
+        raise UnavailableError(message)
 
     def _refuse_pinned(self, found: Manifest) -> None:
         """Refuse if there is a pin made before the announcement: its creator may rely on it."""
@@ -319,23 +307,16 @@ class _Destroying:
             if not is_tombstone(self._root, meta)
         ]
         if pins:
-            self._withdraw()
+            # Also another call's: a call that destroys the log announces it again.
+            with suppress(LogNotFoundError):
+                _withdraw(ManifestStore(self._root, self._runtime, self._retry, log_id=self._log_id))
             sealed = found.seal is not None and found.seal.reason == BEING_DESTROYED
             state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
             raise _pinned(self._root.url, pins, state)
 
-    def _withdraw(self) -> None:
-        """Withdraw the announcement, also another call's: a call that destroys the log announces it again."""
-        for _ in range(REBASES_MAX):
-            seen = self._look()
-            if seen is None or not isinstance(seen.document, Manifest) or not seen.document.destroying:
-                return
-            if self._manifests.swap(seen.document.withdraw_destroy(), seen) is not None:
-                return
-        raise self._gave_up()
 
-    def _gave_up(self) -> UnavailableError:
-        return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
+def _withdraw(manifests: ManifestStore) -> None:
+    manifests.change(manifests.load(), lambda manifest: manifest.withdraw_destroy() if manifest.destroying else None)
 
 
 def _pinned(log: str, names: Sequence[str], state: str) -> InvalidRequestError:

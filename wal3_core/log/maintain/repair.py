@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -24,10 +25,9 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copy.copier import LogAt
-from wal3_core.log.maintain.copy.parts import read_checked
-from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub import Problem, still_named
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.reader import LogReader, read_fragment
+from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_named
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import (
@@ -40,30 +40,30 @@ from wal3_core.model.paths import (
 )
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
-from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
+from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
-from wal3_core.storage.retrying import attempts, for_store, with_retries
+from wal3_core.storage.retrying import attempts, for_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
+
+    from wal3_core.log.maintain.copy.copier import LogAt
     from wal3_core.model.paths import LogId
     from wal3_core.model.snapshot import Pointer, SnapshotPointer
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
-_FETCHES_AHEAD = 4
-# A file that is longer than its fragment is read to its end, for its version, if it is longer by this at most.
+# Bytes beyond a fragment's size that are read of a longer file, for its version.
 _EXTRA_BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairReport:
+class RepairReport(Shown):
     """What a repair found damaged or missing in a log, and what became of it.
 
     ``repaired`` are the paths of the objects that are sound now, also if another call repaired them meanwhile; in a
@@ -84,21 +84,10 @@ class RepairReport:
         """Whether everything could be repaired, or nothing had to be."""
         return not self.problems
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "dry_run": self.dry_run,
-            "complete": self.complete,
-            "num_fragments": self.num_fragments,
-            "num_records": self.num_records,
-            "repaired": list(self.repaired),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
+    SHOWN = ("log", "log_id", "dry_run", "complete", "num_fragments", "num_records", "repaired", "problems")
 
 
-@checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function, runtime=optional(a_runtime))
+@checked(dry_run=flag)
 def repair_log(
     log: LogAt,
     copy: LogAt,
@@ -125,8 +114,6 @@ def repair_log(
 
 
 class _Repairing:
-    """One call's parts."""
-
     def __init__(self, log: LogAt, copy: LogAt, runtime: Runtime, *, dry_run: bool) -> None:
         self._log = log
         # With a lower limit, a sound fragment would be taken for a damaged one.
@@ -134,15 +121,13 @@ class _Repairing:
         self._reading = replace(log.reading, verify=True, fragment_expanded_bytes_max=expanded_bytes_max)
         self._runtime = runtime
         self._dry_run = dry_run
-        self._retry = RetryOptions()
-        root = with_retries(log_store(log.store, log.log), runtime)
-        if canonical_url(root.url) == canonical_url(log_store(copy.store, copy.log).url):
-            message = f"log {root.url}: expected a copy of it, found itself"
+        self._url = log_store(log.store, log.log).url
+        if canonical_url(self._url) == canonical_url(log_store(copy.store, copy.log).url):
+            message = f"log {self._url}: expected a copy of it, found itself"
             raise InvalidRequestError(message)
-        self._url = root.url
         self._reader = LogReader(log.store, log.log, options=self._reading, runtime=runtime)
         self._manifest = self._reader.manifest()
-        self._objects = ManifestStore(root, runtime, self._retry, log_id=self._manifest.log_id).objects
+        self._objects = LogStores(log.store, log.log, runtime=runtime, log_id=self._manifest.log_id).objects
         self._source = RepairSource(copy, runtime)
         self._reloads_left = log.reading.reloads_max
         self._repaired: list[str] = []
@@ -153,7 +138,9 @@ class _Repairing:
         manifest, sound, records, seen = self._manifest, 0, 0, 0
         walk = self._walk(manifest.pointers, manifest.first.position.offset, manifest.next.position.offset)
         share = share_of(self._objects)
-        for pointer, damage in map_ahead(self._runtime, self._examine, walk, count=_FETCHES_AHEAD, share=share):
+        for pointer, damage in map_ahead(
+            self._runtime, partial(examine, self._reader), walk, count=FETCHES_AHEAD, share=share
+        ):
             if damage is None or self._repair_fragment(pointer, damage):
                 sound, records = sound + 1, records + pointer.num_records
             seen += pointer.num_records
@@ -197,13 +184,6 @@ class _Repairing:
         newest = self._reader.manifest().pointers
         return tuple(self._walk(newest, start, limit))
 
-    def _examine(self, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
-        try:
-            self._reader.fetch(pointer)
-        except CorruptError as error:
-            return pointer, error
-        return pointer, None
-
     def _is_named(self, pointer: Pointer) -> bool:
         """Tell whether the newest manifest leads to an object: if not, it was collected or replaced, and is done."""
         newest = self._reader.manifest()
@@ -235,7 +215,7 @@ class _Repairing:
         try:
             snapshot = self._rebuilt(pointer)
             data = snapshot.to_bytes()
-            written = self._write(pointer, data, lambda found: found == data, bytes_max=SNAPSHOT_BYTES_MAX)
+            written = self._write(pointer, data, lambda found: found == data, bytes_max=BYTES_MAX)
         except UnrepairableError as error:
             self._problems.append(Problem(pointer.path, f"{damage}; not repaired: {error}"))
             return None
@@ -264,7 +244,7 @@ class _Repairing:
             self._repaired.append(pointer.path)
             return True
         cause = "refused"
-        for _ in attempts(for_store(self._retry, self._objects), self._runtime):
+        for _ in attempts(for_store(RetryOptions(), self._objects), self._runtime):
             bad = self._stored(pointer, is_sound, bytes_max)
             if bad is None or not is_sound(bad.data):
                 # After the read: what is named now is not deleted until an interval later.
@@ -317,10 +297,8 @@ class RepairSource:
     def __init__(self, copy: LogAt, runtime: Runtime) -> None:
         self._reading = replace(copy.reading, verify=True)
         self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
-        self._manifests = ManifestStore(
-            with_retries(log_store(copy.store, copy.log), runtime, copy.reading.retry), runtime
-        )
-        self.url = self._manifests.url
+        self._stores = LogStores(copy.store, copy.log, runtime=runtime, retry=copy.reading.retry)
+        self.url = self._stores.url
 
     def fragment(self, pointer: FragmentPointer) -> bytes:
         """Return the bytes that a pointer of the log names; UnrepairableError when the copy does not give them."""
@@ -340,9 +318,8 @@ class RepairSource:
     def _same_file(self, pointer: FragmentPointer) -> bytes | None:
         """Return the copy's file at the fragment's path, if it is that fragment's: a full copy has the same files."""
         try:
-            return read_checked(
-                self._manifests.objects, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max
-            )[0]
+            most = self._reading.fragment_expanded_bytes_max
+            return read_fragment(self._stores.objects, pointer, expanded_bytes_max=most)[0]
         except CorruptError:
             return None
 
@@ -354,23 +331,7 @@ class RepairSource:
             raise self._lacking(pointer, why)
         if len(records) < pointer.num_records:
             raise self._lacking(pointer, f"it has {len(records)} of their {pointer.num_records} records")
-        keys = [record.key for record in records]
-        source = parquet.FragmentSource(
-            start=pointer.start,
-            seq_no=pointer.seq_no,
-            token=check_fragment_path(pointer.path, pointer.seq_no),
-            keys=None if all(key is None for key in keys) else keys,
-            bodies=[record.body for record in records],
-            timestamps_us=[record.timestamp_us for record in records],
-            offsets=[record.offset for record in records],
-        )
-        made = parquet.encode(source)
-        for earlier in parquet.EARLIER_KEY_METADATA:
-            if len(made.data) != pointer.num_bytes:
-                made = parquet.encode(replace(source, key_metadata=earlier))
-        if len(made.data) != pointer.num_bytes:
-            # A pass may have arranged it by key.
-            made = parquet.encode_arranged(parquet.table_of(records), seq_no=source.seq_no, token=source.token)
+        made = self._made_as(pointer, parquet.table_of(records))
         if made.setsum != pointer.setsum:
             otherwise = ", or was compacted otherwise" if pointer.compacted else ""
             message = (
@@ -387,6 +348,17 @@ class RepairSource:
             raise UnrepairableError(message)
         return bytes(made.data)
 
+    def _made_as(self, pointer: FragmentPointer, table: pa.Table) -> parquet.EncodedFragment:
+        """Encode records as this version does, or else as one did that gives the size stated."""
+        token, seq_no = check_fragment_path(pointer.path, pointer.seq_no), pointer.seq_no
+        made = parquet.encode_table(table, seq_no=seq_no, token=token)
+        for earlier in parquet.EARLIER_KEY_METADATA:
+            if len(made.data) != pointer.num_bytes:
+                made = parquet.encode_table(table, seq_no=seq_no, token=token, key_metadata=earlier)
+        # A pass may have arranged it by key.
+        arranged = len(made.data) != pointer.num_bytes
+        return parquet.encode_arranged(table, seq_no=seq_no, token=token) if arranged else made
+
     def _within(self, pointer: Pointer, load: Callable[[int, Limits], list[T]]) -> list[T]:
         try:
             return load(pointer.start.offset, Limits(offset=pointer.limit.offset))
@@ -401,7 +373,7 @@ class RepairSource:
         return UnrepairableError(f"log {self.url}: expected {offsets}, found that {why}")
 
 
-# Orphans that have the numbers and sizes of its fragments make several chains fit.
+# Chains that are tried: orphans with the numbers and sizes of its fragments make several fit.
 _CHAINS_MAX = 64
 
 

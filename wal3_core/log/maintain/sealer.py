@@ -22,6 +22,7 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
 from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
@@ -30,38 +31,24 @@ from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cu
 from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore, new_log_id
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.cursor import Cursor
-    from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
 
-_SNAPSHOTS_LOADED_MAX = 64
 
-
-@checked(
-    store=a_store,
-    log=check_log_name,
-    reason=text,
-    sealed_by=optional(text),
-    successor=optional(check_log_name),
-    runtime=optional(a_runtime),
-)
+@checked(log=check_log_name, reason=text, sealed_by=optional(text), successor=optional(check_log_name))
 def seal(
     store: ObjectStore,
     log: str,
@@ -84,8 +71,9 @@ def seal(
         # A seal is never lifted, so it must say why it was set.
         message = f"log {log}: expected a reason to seal it, found {reason.strip()!r}"
         raise InvalidRequestError(message)
-    if successor is not None:
-        _check_successor(log, successor)
+    if successor == log:
+        message = f"log {log}: expected a successor of another name, found its own"
+        raise InvalidRequestError(message)
     wanted = Seal(
         reason=reason,
         # The token makes the seal this call's own: another's is never taken for it.
@@ -93,26 +81,25 @@ def seal(
         timestamp_us=wall_us(runtime),
         successor=successor,
     )
-    store = with_retries(store, runtime)
-    manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
-    sealing, base = _Sealing(manifests, runtime), manifests.load()
+    stores = LogStores(store, log, runtime=runtime)
+    base = stores.manifests.load()
     if successor is None:
-        return sealing.install(wanted, base)
-    keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
+        return _install(stores, wanted, base)
+    keeping = _Keeping(store, stores, successor)
     if base.manifest.seal is None:
-        _check_goes_on(store, log, base.manifest.log_id, runtime)
+        _check_goes_on(stores)
         try:
-            keeping.keep(manifests.load)
+            keeping.keep()
         except LogExistsError:
             # Another call may have sealed the log, and begun just this successor.
-            base = manifests.load()
+            base = stores.manifests.load()
             if base.manifest.seal is None or base.manifest.seal.successor != successor:
                 raise
     try:
-        return sealing.install(wanted, base)
+        return _install(stores, wanted, base)
     except SealedError:
         with contextlib.suppress(LogError):
-            keeping.let_go(manifests.load().manifest.seal)
+            keeping.let_go(stores.manifests.load().manifest.seal)
         raise
 
 
@@ -130,9 +117,8 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
 
 def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) -> str:
     """Begin a sealed log's successor; LogReplacedError when the name leads to a log without this seal by now."""
-    store = with_retries(store, runtime)
-    ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
-    sealed = ending.load().manifest
+    ending = LogStores(store, log, runtime=runtime)
+    sealed = ending.manifests.load().manifest
     if seal is not None and sealed.seal != seal:
         message = f"log {log}: expected the log that was sealed for {seal.successor}, found another one of its name"
         raise LogReplacedError(message)
@@ -141,8 +127,8 @@ def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) ->
         message = f"log {log}: expected it sealed, with a successor, found {found}"
         raise InvalidRequestError(message)
     name = check_log_name(sealed.seal.successor)
-    beginning = _Beginning(store, log, ending, sealed, name, runtime)
-    for _ in attempts(for_store(RetryOptions(), ending), runtime):
+    beginning = _Beginning(store, ending, sealed, name)
+    for _ in attempts(for_store(ending.retry, ending), runtime):
         if beginning.try_to_begin():
             return name
     message = (
@@ -166,11 +152,10 @@ def migrate(
     the log was sealed for another successor, or for none; LogReplacedError when it was destroyed and is another one.
     """
     runtime = runtime or shared_runtime()
-    store = with_retries(store, runtime)
     try:
         found = seal(store, log, reason=reason, successor=successor, runtime=runtime)
     except SealedError:
-        sealed = ManifestStore(log_store(store, check_log_name(log)), runtime).load().manifest
+        sealed = LogStores(store, log, runtime=runtime).manifests.load().manifest
         if sealed.seal is None or sealed.seal.successor != successor:
             raise
         found = sealed.seal
@@ -178,69 +163,48 @@ def migrate(
     return found
 
 
-class _Sealing:
-    """One call's CAS loop."""
-
-    def __init__(self, manifests: ManifestStore, runtime: Runtime) -> None:
-        self._manifests = manifests
-        self._runtime = runtime
-        self._retry = for_store(RetryOptions(), manifests)
-
-    def install(self, wanted: Seal, base: Installed) -> Seal:
-        """Swap the seal in; what became of a refused or unanswered CAS is read from the manifest."""
-        pauses = attempts(self._retry, self._runtime)
-        next(pauses)
-        for _ in range(REBASES_MAX):
-            found = base.manifest.seal
-            if found is not None:
-                return self._checked(found, wanted)
-            if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):
-                MAINTAIN.info("log %s: sealed: %s", self._manifests.url, wanted.reason)
-                return wanted
-            before, base = base, self._manifests.load()
-            # The same version: no writer was faster, the store is busy.
-            if base.etag == before.etag and next(pauses, None) is None:
-                break
-        message = f"{self._manifests.what}: not sealed yet, unknown whether it will be: seal it again"
-        raise UnavailableError(message)
-
-    def _checked(self, found: Seal, wanted: Seal) -> Seal:
-        if replace(found, timestamp_us=wanted.timestamp_us) == wanted:
-            return found
-        successor = f"; it goes on in {found.successor}" if found.successor else ""
-        message = f"{self._manifests.what}: sealed already, by {found.sealed_by}: {found.reason}{successor}"
-        raise SealedError(message)
+def _install(stores: LogStores, wanted: Seal, base: Installed) -> Seal:
+    """Swap the seal in; what became of a refused or unanswered CAS is read from the manifest."""
+    manifests = stores.manifests
+    pauses = attempts(for_store(stores.retry, stores), stores.runtime)
+    next(pauses)
+    for _ in range(REBASES_MAX):
+        found = base.manifest.seal
+        if found is not None:
+            if replace(found, timestamp_us=wanted.timestamp_us) == wanted:
+                return found
+            successor = f"; it goes on in {found.successor}" if found.successor else ""
+            message = f"{manifests.what}: sealed already, by {found.sealed_by}: {found.reason}{successor}"
+            raise SealedError(message)
+        if isinstance(manifests.install(base.manifest.apply_seal(wanted), base), Installed):
+            MAINTAIN.info("log %s: sealed: %s", stores.url, wanted.reason)
+            return wanted
+        before, base = base, manifests.load()
+        # The same version: no writer was faster, the store is busy.
+        if base.etag == before.etag and next(pauses, None) is None:
+            break
+    message = f"{manifests.what}: not sealed yet, unknown whether it will be: seal it again"
+    raise UnavailableError(message)
 
 
-def _check_successor(log: str, successor: str) -> None:
-    if check_log_name(successor) == log:
-        message = f"log {log}: expected a successor of another name, found its own"
-        raise InvalidRequestError(message)
-
-
-def _check_goes_on(store: ObjectStore, log: str, log_id: LogId, runtime: Runtime) -> None:
+def _check_goes_on(stores: LogStores) -> None:
     """Refuse a successor to a log that could not go on in it."""
-    cursors = CursorStore(store, log, runtime=runtime, log_id=log_id).list()
-    why = refuses(Operation.MIGRATE, {name: each.cursor for name, each in cursors.items()})
-    if why is None and is_dirty_log(log):
+    why = refuses(Operation.MIGRATE, {name: each.cursor for name, each in stores.cursors.list().items()})
+    if why is None and is_dirty_log(stores.log):
         why = TABLE[Operation.MIGRATE][Thing.ROLLUP].why
     if why is not None:
-        message = f"log {log}: expected one that can go on in a successor, found {why}"
+        message = f"log {stores.log}: expected one that can go on in a successor, found {why}"
         raise InvalidRequestError(message)
 
 
 class _Beginning:
     """One call's tries to begin a successor."""
 
-    def __init__(
-        self, store: ObjectStore, log: str, ending: ManifestStore, sealed: Manifest, name: str, runtime: Runtime
-    ) -> None:
-        self._store, self._log, self._name = store, log, name
-        self._ending, self._sealed = ending, sealed
-        self._runtime = runtime
-        root = log_store(store, name)
-        self._names = ManifestStore(root, runtime)
-        self._target = CopyTarget(root, runtime, RetryOptions())
+    def __init__(self, store: ObjectStore, ending: LogStores, sealed: Manifest, name: str) -> None:
+        self._store, self._ending, self._sealed, self._name = store, ending, sealed, name
+        self._runtime = ending.runtime
+        self._target = CopyTarget(with_retries(log_store(store, name), ending.runtime), ending.runtime, ending.retry)
+        self._names = self._target.names
 
     def try_to_begin(self) -> bool:
         """Begin the successor, or find it; False when another call has taken the claim over meanwhile."""
@@ -249,11 +213,11 @@ class _Beginning:
             if not goes_on_from(self._sealed, seen.document):
                 # The name was destroyed while it was kept, or the log was sealed without keeping it.
                 remedy = "copy that one to another name and destroy it, then begin this one"
-                raise _usurped(self._log, self._name, remedy)
+                raise _usurped(self._ending.log, self._name, remedy)
             self._settle(seen.document)
             return True
         self._names.refuse_taken(seen, self._sealed.log_id)
-        claim = self._target.claim_successor(seen, source=_source(self._store, self._log), sealed=self._sealed.log_id)
+        claim = self._target.claim_successor(seen, source=_source(self._ending), sealed=self._sealed.log_id)
         if claim is None:
             return False
         try:
@@ -269,18 +233,15 @@ class _Beginning:
 
         One that was created since needs no look: its owner has found the successor, or had the claim replaced.
         """
-        sealed = self._sealed
-        theirs = CursorStore(self._store, self._log, runtime=self._runtime, log_id=sealed.log_id)
         ours = CursorStore(self._store, self._name, runtime=self._runtime, log_id=begun.log_id)
-        delete_retired(theirs, ours, sealed)
+        delete_retired(self._ending.cursors, ours, self._sealed)
 
     def _fill(self, claim: Claim) -> None:
         """Write what the successor takes along, and make it a log."""
-        sealed, life = self._sealed, self._sealed.log_id
+        sealed, ending = self._sealed, self._ending
         # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
-        first = bounded(sealed.next, self._ending.changed_us(), CLOCK_AHEAD_S_MAX)
-        policy = PolicyStore(self._store, self._log, runtime=self._runtime, log_id=life).saved()
-        found = self._cursors()
+        first = bounded(sealed.next, ending.manifests.changed_us(), CLOCK_AHEAD_S_MAX)
+        policy, found = ending.policies.saved(), self._cursors()
         claim.write_documents(take_cursors(Operation.MIGRATE, found, first.position, first.position), policy)
         begun = take_manifest(
             Operation.MIGRATE, sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name()
@@ -289,36 +250,31 @@ class _Beginning:
 
     def _cursors(self) -> dict[str, Cursor]:
         """Load the sealed log's cursors; maintenance goes on there, and may replace what its manifest leads to."""
-        cursors = CursorStore(self._store, self._log, runtime=self._runtime, log_id=self._sealed.log_id)
-        snapshots = SnapshotStore(self._ending, self._runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        ending = self._ending.load()
+        base = self._ending.manifests.load()
         while True:
             try:
-                return load_cursors(cursors, ending.manifest, snapshots)
-            except MissingError:
-                before, ending = ending, self._ending.load()
-                if ending.etag == before.etag:
-                    raise
+                return load_cursors(self._ending, base.manifest)
+            except MissingError as missing:
+                base = self._ending.manifests.load_newer(base, missing)
 
 
-def _source(store: ObjectStore, log: str) -> str:
+def _source(stores: LogStores) -> str:
     """Return what a claim names as its source: the part after ? says how the store is asked, not which store it is."""
-    return log_store(store, log).url.partition("?")[0]
+    return stores.url.partition("?")[0]
 
 
 class _Keeping:
-    """A successor's name, kept for the log that goes on from one life of a log."""
+    """A successor's name, kept for the log that goes on from the life of a log that ``stores`` are of."""
 
-    def __init__(self, store: ObjectStore, log: str, log_id: LogId, successor: str, runtime: Runtime) -> None:
-        self._log, self._log_id, self._successor = log, log_id, successor
-        self._source = _source(store, log)
-        self._runtime = runtime
-        self._names = ManifestStore(log_store(store, successor), runtime)
+    def __init__(self, store: ObjectStore, stores: LogStores, successor: str) -> None:
+        self._stores, self._successor = stores, successor
+        self._log_id, self._source = stores.manifests.log_id(), _source(stores)
+        self._names = ManifestStore(with_retries(log_store(store, successor), stores.runtime), stores.runtime)
 
-    def keep(self, load: Callable[[], Installed]) -> None:
+    def keep(self) -> None:
         """Keep the name before the seal, which is final: without the name the log could have no successor.
 
-        LogExistsError when there is a log, or the name is kept for another; ``load`` loads the log to be sealed.
+        LogExistsError when there is a log, or the name is kept for another.
         """
         for _ in range(REBASES_MAX):
             seen = self._names.look()
@@ -328,7 +284,7 @@ class _Keeping:
                 return
             if isinstance(entry, Vacancy) and entry.kind is VacancyKind.FOLLOWING and entry.source == self._source:
                 # Loaded after the name: our life is the later one, and the one that the name was kept for is over.
-                load()
+                self._stores.manifests.load()
             else:
                 self._refuse_taken(seen)
             if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:
@@ -344,7 +300,7 @@ class _Keeping:
             self._names.swap(self._vacancy(VacancyKind.DESTROYED), seen)
 
     def _vacancy(self, kind: VacancyKind) -> Vacancy:
-        log_id, kept = new_log_id(self._runtime), kind is VacancyKind.FOLLOWING
+        log_id, kept = new_log_id(self._stores.runtime), kind is VacancyKind.FOLLOWING
         source, terms = (self._source, self._log_id) if kept else ("", "")
         return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
 
@@ -353,8 +309,8 @@ class _Keeping:
             self._names.refuse_taken(seen)
         except LogExistsError as error:
             if seen is not None and isinstance(seen.document, Manifest):
-                raise _usurped(self._log, self._successor, "destroy that one, or name another") from error
-            message = f"log {self._log}: expected its successor's name to be free: {error}"
+                raise _usurped(self._stores.log, self._successor, "destroy that one, or name another") from error
+            message = f"log {self._stores.log}: expected its successor's name to be free: {error}"
             raise LogExistsError(message) from error
 
 

@@ -207,7 +207,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 O = TypeVar("O", bound="_HasCalls")  # noqa: E741 - an object
 
-# Held at a time, on top of the fragments that the reader prefetches.
+# Records held at a time, on top of the fragments that the reader prefetches.
 _RECORDS_MAX = 256
 
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.workers import Share
 
-# A smaller file costs less in one request than in two, and the footer of most larger ones is no longer.
+# Bytes at a file's end that are read first: one request costs less than two, and most footers are no longer.
 _TAIL_BYTES = 2**16
 _READS_AHEAD = 4
 
@@ -41,6 +40,8 @@ class KeyColumns:
     def __init__(self, store: ObjectStore, options: ReaderOptions) -> None:
         self._store = store
         self._options = options
+        # Whose work the requests are.
+        self.share = share_of(store)
 
     def read(self, pointer: FragmentPointer) -> pa.Table:
         """Return a table of offset (uint64), timestamp_us (uint64), key (binary) and tombstone (bool), in order.
@@ -75,11 +76,6 @@ class KeyColumns:
         """Return the hashes of a fragment's keys, for a key roll-up."""
         table = self.read(pointer)
         return FragmentKeys.of(pointer, table["key"], table["tombstone"].to_numpy())
-
-    @property
-    def share(self) -> Share:
-        """Whose work the requests are."""
-        return share_of(self._store)
 
     def _read(self, pointer: FragmentPointer) -> pa.Table:
         part = _PartOfFile(self._store, pointer)

@@ -9,27 +9,23 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, function, instance_of, optional, seconds
+from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import InvalidRequestError, MissingError
 from wal3_core.log.read.following import Following, Source, Waiting, in_thread
 from wal3_core.log.read.scan import first_rows, holds, trim, within
 from wal3_core.log.read.walk import Loader, Reloading, Walk, stored_file
 from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import check_log_name, check_pin_name
-from wal3_core.model.position import read_start
-from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.model.paths import check_log_name
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
+from wal3_core.storage.object_store import log_store, object_url, share_of
 from wal3_core.storage.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
@@ -40,12 +36,13 @@ if TYPE_CHECKING:
 
     from wal3_core.errors import CorruptError
     from wal3_core.log.read.walk import StoredFile
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
-    from wal3_core.model.pin import Pin
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -59,48 +56,6 @@ SCHEMA = pa.schema(
         pa.field("body", pa.large_binary()),
     ]
 )
-
-
-class Tables(Protocol):
-    """The methods of a reader that return records as a table.
-
-    A table holds all its records in memory, and about twice that while it is made: give limits, or go through
-    ``batches`` where the log may be larger. Everything is checked as in ``records``, and belongs to one manifest.
-    """
-
-    def batches(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Go through the log as Arrow batches (offset, timestamp_us, key, body)."""
-        ...
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_arrow(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pa.Table:
-        """Return the range's records as a ``pyarrow.Table``.
-
-        Its columns are offset (uint64), timestamp_us (timestamp[us, UTC]), key and body (binary; null where a record
-        has none).
-        """
-        batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
-        return pa.Table.from_batches(batches, schema=SCHEMA)
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_pandas(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pd.DataFrame:
-        """Return ``to_arrow`` as a pandas DataFrame; ModuleNotFoundError where pandas is not installed."""
-        _require("pandas", "to_pandas")
-        return self.to_arrow(start, limits, manifest=manifest).to_pandas()
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
-    def to_polars(
-        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
-    ) -> pl.DataFrame:
-        """Return ``to_arrow`` as a polars DataFrame; ModuleNotFoundError where polars is not installed."""
-        polars = _require("polars", "to_polars")
-        return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
 
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -128,7 +83,30 @@ class FragmentMissingError(MissingError):
     """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
-class LogReader(Tables):
+def read_fragment(
+    store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
+) -> tuple[bytes, Fragment]:
+    """Read a fragment of a life of a log, whose objects ``store`` holds: its bytes, and its records.
+
+    CorruptError when they are not what the pointer says, also when they are read once more.
+    """
+    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
+
+    def read() -> tuple[bytes, Fragment]:
+        # One more byte detects a longer file without fetching all of it.
+        data = store.read(pointer.path, length=pointer.num_bytes + 1)
+        if data is None:
+            message = f"{what}: expected a file, found none"
+            raise FragmentMissingError(message, path=pointer.path)
+        if len(data) != pointer.num_bytes:
+            more = " or more" if len(data) > pointer.num_bytes else ""
+            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
+        return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, verify=verify, what=what)
+
+    return reread_if_damaged(read, store)
+
+
+class LogReader:
     """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
 
     Everything read is checked against the manifest's positions, counts and setsums unless
@@ -153,9 +131,6 @@ class LogReader(Tables):
         self._known: Installed | None = None
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(ReaderOptions)), runtime=optional(a_runtime)
-    )
     def open(
         cls,
         store: ObjectStore,
@@ -179,24 +154,20 @@ class LogReader(Tables):
         self._known = known
         return known.manifest
 
-    @checked(pointer=instance_of(SnapshotPointer))
     def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
         """Return a snapshot of the manifest's tree, checked."""
         return self._snapshots.load(pointer)
 
-    @checked(manifest=instance_of(Manifest))
     def is_current(self, manifest: Manifest) -> bool:
         """Tell whether a manifest is the log's newest still: one GET, cheap when it is the one loaded last."""
         return self.manifest() == manifest
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def scan(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> list[FragmentPointer]:
         """List the fragments that hold the records from ``start`` to the limits, in order; see ``pointers``."""
         return list(self.pointers(start, limits, manifest=manifest))
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def pointers(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[FragmentPointer]:
@@ -209,9 +180,10 @@ class LogReader(Tables):
         fixed by the manifest: what is collected after that one was loaded is never silently skipped.
         """
         manifest = manifest or self.manifest()
-        yield from (pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, _itself))
+        yield from (
+            pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, lambda pointer: pointer)
+        )
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def files(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[StoredFile]:
@@ -223,30 +195,12 @@ class LogReader(Tables):
         for pointer in self.pointers(start, limits, manifest=manifest):
             yield stored_file(self._store.url, pointer)
 
-    @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
-        return reread_if_damaged(lambda: self._fetch(pointer), self._store)
+        options = self._options
+        most, verify = options.fragment_expanded_bytes_max, options.verify
+        return read_fragment(self._store, pointer, expanded_bytes_max=most, verify=verify)[1]
 
-    def _fetch(self, pointer: FragmentPointer) -> Fragment:
-        what = f"fragment {pointer.seq_no} ({object_url(self._store, pointer.path)})"
-        # One more byte detects a longer file without fetching all of it.
-        data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
-        if data is None:
-            message = f"{what}: expected a file, found none"
-            raise FragmentMissingError(message, path=pointer.path)
-        if len(data) != pointer.num_bytes:
-            more = " or more" if len(data) > pointer.num_bytes else ""
-            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
-        return parquet.decode(
-            data,
-            pointer,
-            expanded_bytes_max=self._options.fragment_expanded_bytes_max,
-            verify=self._options.verify,
-            what=what,
-        )
-
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def fragments(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[tuple[Fragment, ReadStart]]:
@@ -274,7 +228,6 @@ class LogReader(Tables):
                 return
             start = reached
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def batches(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -298,7 +251,32 @@ class LogReader(Tables):
             if left == 0:
                 return
 
-    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def to_arrow(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pa.Table:
+        """Return the range's records as a ``pyarrow.Table``.
+
+        Its columns are offset (uint64), timestamp_us (timestamp[us, UTC]), key and body (binary; null where a record
+        has none). It holds all records in memory, and about twice that while it is made: give limits, or go through
+        ``batches`` where the log may be larger. Everything is checked as in ``records``, and belongs to one manifest.
+        """
+        batches = [_typed(batch) for batch in self.batches(start, limits, manifest=manifest)]
+        return pa.Table.from_batches(batches, schema=SCHEMA)
+
+    def to_pandas(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pd.DataFrame:
+        """Return ``to_arrow`` as a pandas DataFrame; ModuleNotFoundError where pandas is not installed."""
+        _require("pandas", "to_pandas")
+        return self.to_arrow(start, limits, manifest=manifest).to_pandas()
+
+    def to_polars(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> pl.DataFrame:
+        """Return ``to_arrow`` as a polars DataFrame; ModuleNotFoundError where polars is not installed."""
+        polars = _require("polars", "to_polars")
+        return cast("pl.DataFrame", polars.from_arrow(self.to_arrow(start, limits, manifest=manifest)))
+
     def records(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[Record]:
@@ -309,7 +287,7 @@ class LogReader(Tables):
         for batch in self.batches(start, limits, manifest=manifest):
             yield from parquet.records_of(batch)
 
-    @checked(start=read_start, idle_s=optional(seconds))
+    @checked(idle_s=optional(seconds))
     def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
         """Go through the log's records, then wait for more, forever or until none came for ``idle_s`` seconds.
 
@@ -321,12 +299,11 @@ class LogReader(Tables):
         """
         yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
 
-    @checked(start=read_start, idle_s=optional(seconds))
+    @checked(idle_s=optional(seconds))
     def follow_async(self, start: ReadStart = None, *, idle_s: float | None = None) -> AsyncGenerator[Record, None]:
         """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
         return in_thread(self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)))
 
-    @checked(start=read_start, waiting=optional(instance_of(Waiting)))
     def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:
         """Return what ``follow`` goes through, for callers that want to know why it ended."""
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
@@ -339,7 +316,6 @@ class LogReader(Tables):
         for batch in self._batches(start, UNLIMITED, manifest, exact=False):
             yield from parquet.records_of(batch)
 
-    @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
     def walk(
         self,
         manifest: Manifest,
@@ -368,18 +344,6 @@ class LogReader(Tables):
         )
 
 
-def _itself(pointer: FragmentPointer) -> FragmentPointer:
-    return pointer
-
-
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-)
 def pinned_records(
     store: ObjectStore,
     log: str,
@@ -393,13 +357,6 @@ def pinned_records(
     yield from open_pinned(store, log, name, runtime=runtime).records(start, limits)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
 def open_pinned(
     store: ObjectStore,
     log: str,
@@ -418,14 +375,14 @@ def open_pinned(
         message = f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again"
         raise InvalidRequestError(message)
     reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
-    reader.pin = pin
+    reader.pinned = pin.manifest
     return reader
 
 
 class _PinnedReader(LogReader):
     """Reads what a pin holds as if nothing came after it: a missing object is lost, since the pin keeps it."""
 
-    pin: Pin
+    pinned: Manifest
 
     def manifest(self) -> Manifest:
-        return self.pin.manifest
+        return self.pinned

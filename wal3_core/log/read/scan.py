@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from wal3_core.arguments import wrong
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import AtTime, LogPosition, ReadStart
@@ -42,7 +44,9 @@ def begun(manifest: Manifest, start: ReadStart) -> ReadStart:
         case AtTime(timestamp_us) if not isinstance(start, BegunAtTime):
             wanted = (pointer.start.offset for pointer in manifest.pointers if not lies_before(pointer, start))
             return BegunAtTime(timestamp_us, next(wanted, manifest.next.position.offset))
-    return start
+        case AtTime() | LogPosition():
+            return start
+    return offset_of(start)
 
 
 def floor_of(start: ReadStart) -> int | None:
@@ -76,8 +80,7 @@ def offset_of(start: ReadStart) -> int | None:
         # Any type of integer, numpy's and Arrow's included.
         return operator.index(start)
     except TypeError:
-        message = f"read: expected to start at an offset, a position or a time, found {start!r}"
-        raise InvalidRequestError(message) from None
+        raise wrong("start", "an offset, a position or a time", start) from None
 
 
 def within(limits: Limits, manifest: Manifest) -> Limits:
@@ -149,10 +152,7 @@ class Counted:
 
     def copy(self) -> Counted:
         """Return a copy that counts independently."""
-        copied = Counted(self._start)
-        copied._num_fragments, copied._num_bytes = self._num_fragments, self._num_bytes
-        copied._num_records = self._num_records
-        return copied
+        return copy(self)
 
 
 def _starts_before(start: ReadStart, pointer: Pointer) -> bool:

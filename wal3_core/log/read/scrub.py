@@ -12,35 +12,41 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, function, instance_of, optional
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
-from wal3_core.model import strict_json
 from wal3_core.model.paths import (
     KEY_ROLLUP_FOLDER,
     MANIFEST,
     check_log_id,
-    check_log_name,
     key_rollup_path,
     life_folder,
 )
-from wal3_core.model.position import read_start
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.model.strict_json import (
+    FLAG,
+    INTEGER,
+    TEXT,
+    Member,
+    Stored,
+    dump_members,
+    load,
+    read_members,
+    several,
+    text_as,
+)
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
-from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
-from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.manifest_store import lost_manifest
+from wal3_core.storage.object_store import log_store, object_url, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
@@ -50,16 +56,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-__all__ = ["Problem", "ScrubReport", "cursor_problems", "pruned_where_gaps", "scrub", "still_named"]
-
-_FETCHES_AHEAD = 4
-
-
-class _Counts(TypedDict):
-    num_records: int
-    num_bytes: int
-    num_fragments: int
-    found: str
+FETCHES_AHEAD = 4
 
 
 @dataclass(slots=True)
@@ -91,30 +88,12 @@ class _Tally:
         self.num_bytes += pointer.num_bytes
         self.num_fragments += 1
 
-    @property
-    def counts(self) -> _Counts:
-        """What is sound, as a report counts it."""
-        return {
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "found": self.setsum.hexdigest(),
-        }
-
     def _pass(self, start: int, pointer: Pointer) -> None:
         first, following = self.range or (start, start)
         # A bad snapshot is reported before the fragments that lie before it.
         self.range = min(first, start), max(following, pointer.limit.offset)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-    progress=function,
-)
 def scrub(
     store: ObjectStore,
     log: str,
@@ -137,17 +116,20 @@ def scrub(
     reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
     manifest = _load_manifest(reader, log_store(store, log), runtime)
     if isinstance(manifest, Problem):
-        return _unread(log, manifest)
+        return ScrubReport(log=log, problems=(manifest,))
+    stores = LogStores(store, log, runtime=runtime, log_id=manifest.log_id)
     begin = _begin(manifest, start)
     tally = _Tally(begin=offset_of(begin) or 0)
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
-    share = share_of(log_store(store, log))
-    for pointer, damage in map_ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
+    share = share_of(stores.objects)
+    for pointer, damage in map_ahead(runtime, partial(examine, reader), walk, count=FETCHES_AHEAD, share=share):
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))
-    first, following = tally.range or (_nowhere(manifest, begin),) * 2
-    tally.problems += [*lost, *KeyRollupScrub(store, log, reader, manifest, runtime).problems(first, following)]
+    # A range that touches no fragment.
+    nowhere = manifest.first if begin is None else manifest.next
+    first, following = tally.range or (offset_of(begin) or nowhere.position.offset,) * 2
+    tally.problems += [*lost, *_key_rollup_problems(stores, reader, manifest, first, following)]
     if following >= manifest.next.position.offset:
         tally.problems += cursor_problems(store, log, runtime, manifest)
     whole, asked = begin is None and len(lost) == len(tally.missing), offset_of(begin) or first
@@ -155,6 +137,9 @@ def scrub(
         log=log,
         log_id=manifest.log_id,
         setsum=manifest.setsum.hexdigest(),
+        num_records=tally.num_records,
+        num_bytes=tally.num_bytes,
+        num_fragments=tally.num_fragments,
         num_snapshots=walk.num_opened,
         problems=tuple(tally.problems),
         first_offset=first,
@@ -163,7 +148,7 @@ def scrub(
         covered=(manifest.pruned + tally.setsum).hexdigest() if whole else None,
         asked_offset=asked if first < asked else None,
         pruned=pruned_where_gaps(manifest),
-        **tally.counts,
+        found=tally.setsum.hexdigest(),
     ).weighed()
 
 
@@ -184,20 +169,13 @@ def pruned_where_gaps(manifest: Manifest) -> str | None:
     return manifest.pruned.hexdigest() if manifest.num_records < num_offsets else None
 
 
-def _examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+def examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+    """Read a fragment; return it with what is wrong with it."""
     try:
         reader.fetch(pointer)
     except CorruptError as error:
         return pointer, error
     return pointer, None
-
-
-def _nowhere(manifest: Manifest, begin: ReadStart) -> int:
-    """Return the offset of a range that touches no fragment."""
-    if begin is None:
-        return manifest.first.position.offset
-    offset = offset_of(begin)
-    return manifest.next.position.offset if offset is None else offset
 
 
 def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime) -> Manifest | Problem:
@@ -210,18 +188,6 @@ def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime) -> Ma
         if lost is None:
             raise
         return Problem(MANIFEST, str(lost))
-
-
-def _unread(log: str, problem: Problem) -> ScrubReport:
-    return ScrubReport(
-        log=log,
-        setsum=EMPTY.hexdigest(),
-        num_records=0,
-        num_bytes=0,
-        num_fragments=0,
-        num_snapshots=0,
-        problems=(problem,),
-    )
 
 
 def _lost(reader: LogReader, tally: _Tally) -> Iterator[Problem]:
@@ -238,35 +204,34 @@ def still_named(reader: LogReader, manifest: Manifest, path: str, start: int, li
 
     def leads(pointers: Iterable[Pointer]) -> bool:
         return any(
-            pointer.path == path or (isinstance(pointer, SnapshotPointer) and leads(below(pointer)))
+            pointer.path == path or (isinstance(pointer, SnapshotPointer) and leads(_below(reader, pointer)))
             for pointer in pointers
             if pointer.start.offset < limit and start < pointer.limit.offset
         )
 
-    def below(pointer: SnapshotPointer) -> tuple[Pointer, ...]:
-        try:
-            return reader.load_snapshot(pointer).pointers
-        except CorruptError:
-            # It is reported where it is read.
-            return ()
-
     return leads(manifest.pointers)
+
+
+def _below(reader: LogReader, pointer: SnapshotPointer) -> tuple[Pointer, ...]:
+    """Return what a snapshot leads to; nothing for one that cannot be read, which is reported where it is read."""
+    try:
+        return reader.load_snapshot(pointer).pointers
+    except CorruptError:
+        return ()
 
 
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
     """Report every cursor that cannot be read, or points outside what the log holds."""
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    log_id = manifest.log_id
-    for path, witness in CursorStore(store, log, runtime=runtime, log_id=log_id).survey():
+    stores = LogStores(store, log, runtime=runtime, log_id=manifest.log_id)
+    for path, witness in stores.cursors.survey():
         if isinstance(witness, CorruptError):
             yield Problem(path, str(witness))
             continue
         found = witness.cursor.position.offset
         if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
-            root = with_retries(log_store(store, log), runtime)
-            now = ManifestStore(root, runtime, log_id=log_id).load().manifest
-            limit = now.next.position.offset
+            limit = stores.manifests.load().manifest.next.position.offset
         if not (first if witness.cursor.pins else 1) <= found <= limit:
             yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")
 
@@ -275,15 +240,13 @@ _BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Stored):
     """One bad object: its path in the log, and what was expected and found."""
 
     path: str
     message: str
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"path": self.path, "message": self.message}
+    MEMBERS = (Member("path", TEXT), Member("message", TEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,12 +262,12 @@ class ScrubReport:
     """
 
     log: str
-    setsum: str
-    num_records: int
-    num_bytes: int
-    num_fragments: int
-    num_snapshots: int
-    problems: tuple[Problem, ...]
+    setsum: str = EMPTY.hexdigest()
+    num_records: int = 0
+    num_bytes: int = 0
+    num_fragments: int = 0
+    num_snapshots: int = 0
+    problems: tuple[Problem, ...] = ()
     log_id: str = ""
     first_offset: int = 0
     next_offset: int = 0
@@ -372,53 +335,32 @@ class ScrubReport:
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
-        covered: JsonObject = {} if self.covered is None else {"covered": self.covered}
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "sound": self.sound,
-            "setsum": self.setsum,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_snapshots": self.num_snapshots,
-            "first_offset": self.first_offset,
-            "next_offset": self.next_offset,
-            "end_offset": self.end_offset,
-            "found": self.found,
-            **covered,
-            **({} if self.pruned is None else {"pruned": self.pruned}),
-            **({} if self.asked_offset is None else {"asked_offset": self.asked_offset}),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
+        return dump_members(self, _MEMBERS)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ScrubReport:
         """Read what ``to_json`` showed, as JSON text; CorruptError when it is something else."""
-        fields = strict_json.load(data, what="scrub report", bytes_max=_BYTES_MAX)
-        fields.flag("sound")
-        report = cls(
-            log=fields.string("log"),
-            log_id=fields.string("log_id"),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")).hexdigest(),
-            num_records=fields.integer("num_records"),
-            num_bytes=fields.integer("num_bytes"),
-            num_fragments=fields.integer("num_fragments"),
-            num_snapshots=fields.integer("num_snapshots"),
-            first_offset=fields.integer("first_offset"),
-            next_offset=fields.integer("next_offset"),
-            end_offset=fields.integer("end_offset"),
-            found=Setsum.from_hexdigest(fields.string("found")).hexdigest(),
-            covered=Setsum.from_hexdigest(fields.string("covered")).hexdigest() if fields.has("covered") else None,
-            pruned=Setsum.from_hexdigest(fields.string("pruned")).hexdigest() if fields.has("pruned") else None,
-            asked_offset=fields.integer("asked_offset") if fields.has("asked_offset") else None,
-            problems=tuple(
-                Problem(problem.string("path"), problem.string("message"))
-                for problem in fields.objects("problems", count_max=POINTERS_MAX)
-            ),
-        )
+        fields = load(data, what="scrub report", bytes_max=_BYTES_MAX)
+        read = read_members(fields, _MEMBERS)
         fields.finish()
-        return report
+        del read["sound"]
+        return cls(**read)
+
+
+_SUM = text_as(lambda digits, _: Setsum.from_hexdigest(digits).hexdigest())
+_COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots", "first_offset", "next_offset", "end_offset")
+_MEMBERS = (
+    Member("log", TEXT),
+    Member("log_id", TEXT),
+    Member("sound", FLAG),
+    Member("setsum", _SUM),
+    *(Member(name, INTEGER) for name in _COUNTS),
+    Member("found", _SUM),
+    Member("covered", _SUM, default=None),
+    Member("pruned", _SUM, default=None),
+    Member("asked_offset", INTEGER, default=None),
+    Member("problems", several(Problem.from_json, POINTERS_MAX, Problem.to_json)),
+)
 
 
 def place_of_object(store: ObjectStore, report: ScrubReport, problem: Problem) -> str:
@@ -434,62 +376,49 @@ def _sum(one: str, other: str) -> str:
 _REMEDY = "delete this object: it holds no records, and is computed again"
 
 
-class KeyRollupScrub:
-    """Compares the key roll-ups of one life of a log. A log without any costs one request."""
+def _key_rollup_problems(
+    stores: LogStores, reader: LogReader, manifest: Manifest, first: int, limit: int
+) -> Iterator[Problem]:
+    """Compare the key roll-ups of the snapshots that end in a range, so that each is in one of adjoining ranges.
 
-    def __init__(self, store: ObjectStore, log: str, reader: LogReader, manifest: Manifest, runtime: Runtime) -> None:
-        self._reader = reader
-        self._manifest = manifest
-        self._runtime = runtime
-        options = ReaderOptions()
-        root = with_retries(log_store(store, log), runtime)
-        manifests = ManifestStore(root, runtime, log_id=manifest.log_id)
-        self._objects = manifests.objects
-        self._rollups = KeyRollupStore(manifests, runtime, options.retry)
-        self._columns = KeyColumns(manifests.objects, options)
-
-    def problems(self, first: int, limit: int) -> Iterator[Problem]:
-        """Report those of the snapshots that end in a range of offsets, so that each is in one of adjoining ranges."""
-        snapshots = self._snapshots(self._manifest.pointers, first, limit)
+    A log without any costs one request.
+    """
+    snapshots = _leaves(reader, manifest.pointers, first, limit)
+    pointer = next(snapshots, None)
+    if pointer is None:
         # Many ranges have none.
-        for pointer in snapshots:
-            present = {meta.path for meta in self._objects.list_objects(KEY_ROLLUP_FOLDER)}
-            if present:
-                yield from self._problems(chain((pointer,), snapshots), present)
-            return
+        return
+    present = {meta.path for meta in stores.objects.list_objects(KEY_ROLLUP_FOLDER)}
+    columns = KeyColumns(stores.objects, ReaderOptions())
+    for each in chain((pointer,), snapshots) if present else ():
+        path = key_rollup_path(each.path)
+        if path in present and (wrong := _compared(stores, reader, columns, each)) is not None:
+            yield Problem(path, f"{wrong}: {_REMEDY}")
 
-    def _problems(self, pointers: Iterable[SnapshotPointer], present: Container[str]) -> Iterator[Problem]:
-        for pointer in pointers:
-            path = key_rollup_path(pointer.path)
-            if path in present and (wrong := self._compared(pointer)) is not None:
-                yield Problem(path, f"{wrong}: {_REMEDY}")
 
-    def _snapshots(self, pointers: Sequence[Pointer], first: int, limit: int) -> Iterator[SnapshotPointer]:
-        """Go through the snapshots of depth 1 that end in a range; unreadable ones are reported elsewhere."""
-        for pointer in pointers:
-            inside = pointer.start.offset < limit and first < pointer.limit.offset
-            if not isinstance(pointer, SnapshotPointer) or not inside:
-                continue
-            if pointer.depth > 1:
-                try:
-                    below = self._reader.load_snapshot(pointer).pointers
-                except CorruptError:
-                    continue
-                yield from self._snapshots(below, first, limit)
-            elif pointer.limit.offset <= limit:
-                yield pointer
+def _leaves(reader: LogReader, pointers: Sequence[Pointer], first: int, limit: int) -> Iterator[SnapshotPointer]:
+    """Go through the snapshots of depth 1 that end in a range; unreadable ones are reported elsewhere."""
+    for pointer in pointers:
+        inside = pointer.start.offset < limit and first < pointer.limit.offset
+        if not isinstance(pointer, SnapshotPointer) or not inside:
+            continue
+        if pointer.depth > 1:
+            yield from _leaves(reader, _below(reader, pointer), first, limit)
+        elif pointer.limit.offset <= limit:
+            yield pointer
 
-    def _compared(self, pointer: SnapshotPointer) -> str | None:
-        """Say what is wrong with a key roll-up; None when nothing is, or when it cannot be found out."""
-        try:
-            found = self._rollups.read(pointer)
-        except CorruptError as error:
-            return str(error)
-        try:
-            expected = build_key_rollup(self._reader.load_snapshot(pointer), self._columns, runtime=self._runtime)
-        except CorruptError:
-            # What is damaged, or was collected, is reported where the records are read.
-            return None
-        if found is None or found == expected:
-            return None
-        return f"key roll-up {key_rollup_path(pointer.path)}: expected the keys of its fragments, found others"
+
+def _compared(stores: LogStores, reader: LogReader, columns: KeyColumns, pointer: SnapshotPointer) -> str | None:
+    """Say what is wrong with a key roll-up; None when nothing is, or when it cannot be found out."""
+    try:
+        found = stores.key_rollups.read(pointer)
+    except CorruptError as error:
+        return str(error)
+    try:
+        expected = build_key_rollup(reader.load_snapshot(pointer), columns, runtime=stores.runtime)
+    except CorruptError:
+        # What is damaged, or was collected, is reported where the records are read.
+        return None
+    if found is None or found == expected:
+        return None
+    return f"key roll-up {key_rollup_path(pointer.path)}: expected the keys of its fragments, found others"

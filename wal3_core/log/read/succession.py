@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.read.following import Waiting, destroyed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
 from wal3_core.model import parquet
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import AtTime, LogPosition, read_start
+from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
     _Before = tuple[str, Manifest]
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
 def records_across(
     store: ObjectStore,
     log: str,
@@ -61,13 +52,21 @@ def records_across(
     between two logs are gone, or are collected before they are read, CorruptError when a successor does not
     continue where the log before it ends.
     """
-    reading = _Reading(start, limits)
+    reading = _ChainRead(start, limits)
     before: _Before | None = None
     seen: set[LogId] = set()
     while True:
-        reader = _open(store, log, before, options=options, runtime=runtime)
-        manifest = continuing(reader.manifest(), log, before)
-        _check_new(manifest, log, seen)
+        try:
+            reader = LogReader.open(store, log, options=options, runtime=runtime)
+        except LogNotFoundError as error:
+            if before is None:
+                raise
+            message = (
+                f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
+                f" exist: initialize the successor"
+            )
+            raise LogNotFoundError(message) from error
+        manifest = continuing(reader.manifest(), log, before, seen)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
         if successor is None or reading.ends_in(manifest):
@@ -76,14 +75,7 @@ def records_across(
         before, log = (log, manifest), successor
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    idle_s=optional(seconds),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(idle_s=optional(seconds))
 def follow_across(
     store: ObjectStore,
     log: str,
@@ -99,15 +91,14 @@ def follow_across(
     record end the call anywhere. Errors as ``records_across``.
     """
     runtime, options = runtime or shared_runtime(), options or ReaderOptions()
-    reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
+    reading, waiting = _ChainRead(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
     before: _Before | None = None
     seen: set[LogId] = set()
     while True:
         reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
         if reader is None:
             return
-        manifest = continuing(reader.manifest(), log, before)
-        _check_new(manifest, log, seen)
+        manifest = continuing(reader.manifest(), log, before, seen)
         reading.begin(manifest)
         if manifest.seal is None or not reading.lies_beyond(manifest):
             following = reader.following(reading.start, waiting)
@@ -126,48 +117,28 @@ def follow_across(
         before, log = (log, manifest), manifest.seal.successor
 
 
-def continuing(found: Manifest, log: str, before: _Before | None) -> Manifest:
-    """Return a log's manifest; CorruptError unless it goes on from the log before it, if there is one."""
+def continuing(found: Manifest, log: str, before: _Before | None, seen: set[LogId] | None = None) -> Manifest:
+    """Return a log's manifest; CorruptError unless it goes on from the log before it, if there is one.
+
+    CorruptError as well when it is among those ``seen``, to which it is added: their successors lead in a circle.
+    """
     if before is not None and not goes_on_from(before[1], found):
         message = (
             f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
             f" found one that begins at {found.first.position}"
         )
         raise CorruptError(message)
+    if seen is not None:
+        if found.log_id in seen:
+            message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
+            raise CorruptError(message)
+        seen.add(found.log_id)
     return found
-
-
-def _check_new(found: Manifest, log: str, seen: set[LogId]) -> None:
-    """Refuse a log that was read before: its successors lead in a circle, which none does that was begun as one."""
-    if found.log_id in seen:
-        message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
-        raise CorruptError(message)
-    seen.add(found.log_id)
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
     """Tell whether a log is the successor of this sealed log; its first records may have been collected since."""
     return found.follows == sealed.log_id and found.first.seq_no >= sealed.next.seq_no
-
-
-def _open(
-    store: ObjectStore,
-    log: str,
-    before: _Before | None,
-    *,
-    options: ReaderOptions | None,
-    runtime: Runtime | None,
-) -> LogReader:
-    try:
-        return LogReader.open(store, log, options=options, runtime=runtime)
-    except LogNotFoundError as error:
-        if before is None:
-            raise
-        message = (
-            f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
-            f" exist: initialize the successor"
-        )
-        raise LogNotFoundError(message) from error
 
 
 def _awaited(
@@ -192,7 +163,7 @@ def _awaited(
     return None
 
 
-class _Reading:
+class _ChainRead:
     """How far a read has come, and what its limits leave."""
 
     def __init__(self, start: ReadStart, limits: Limits) -> None:

@@ -81,12 +81,14 @@ def _source_setsum(source: FragmentSource, table: pa.Table) -> Setsum:
     return keyed_setsum(offsets, timestamps_us, source.keys, source.bodies)
 
 
-def encode_table(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> EncodedFragment:
-    """Encode records that were decoded before, with the columns offset, timestamp_us, key and body."""
+def encode_table(
+    table: pa.Table, *, seq_no: FragmentSeqNo, token: str, key_metadata: Sequence[str] = KEY_METADATA
+) -> EncodedFragment:
+    """Encode records, with the columns offset, timestamp_us, key and body; to the same bytes as ``encode``."""
     table = table.combine_chunks()
     if table["key"].null_count == len(table):
         table = table.drop_columns("key")
-    return _encoded(table, table_setsum(table), seq_no, token, KEY_METADATA)
+    return _encoded(table, table_setsum(table), seq_no, token, key_metadata)
 
 
 def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> EncodedFragment:

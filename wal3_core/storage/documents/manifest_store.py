@@ -43,6 +43,7 @@ from wal3_core.storage.retrying import reread_if_damaged, with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.errors import MissingError
     from wal3_core.model.manifest import Announcement
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
@@ -142,6 +143,16 @@ class ManifestStore:
                 if isinstance(entry, Vacancy):
                     raise self._no_log(describe(entry))
                 return self._checked(Installed(entry, etag))
+
+    def load_newer(self, base: Installed, missing: MissingError) -> Installed:
+        """Load the manifest again where an object that ``base`` leads to is missing: maintenance may have replaced it.
+
+        Raises ``missing`` when there is no newer manifest: the object is lost.
+        """
+        newest = self.load()
+        if newest.etag == base.etag:
+            raise missing
+        return newest
 
     def _no_log(self, found: str) -> LogNotFoundError:
         name = share_of(self._store).log.rstrip("/")

@@ -20,10 +20,9 @@ from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError, UnavailableError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.fleet.survey import Survey, survey_log
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.log.collect.planner import Plan
-from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model import strict_json
 from wal3_core.model.paths import DATA_FOLDERS
 from wal3_core.model.setsum import EMPTY
@@ -80,7 +79,7 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
         return LogResult(log=log, metadata=numbers, notable=pruned, state=IDLE if idle else None)
     except LogReplacedError as error:
         # Destroyed and created again since it was planned: of the new log, nothing is planned yet.
-        return LogResult(log=log, metadata=_pruned_numbers(Overtaken(str(error))), notable=True, state=IDLE)
+        return LogResult(log=log, metadata=_pruned_numbers(NotPruned(str(error))), notable=True, state=IDLE)
     except LogError as error:
         return LogResult(log=log, refusal=Refusal.of(error))
 
@@ -88,13 +87,13 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
     collector = Collector(store, log, options=options)
     resumed = collector.resume_unmarked()
-    outcome: Marked | Overtaken | None = None
+    outcome: MarkedGarbage | NotPruned | None = None
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
-    if isinstance(outcome, Overtaken):
+    if isinstance(outcome, NotPruned):
         # A cursor is below the cutoff by now; the next plan sees it.
         resumed = collector.resume_unmarked()
-    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Marked) else set())
+    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, MarkedGarbage) else set())
     deleter = Deleter(store, log, options=options)
     return {
         **_pruned_numbers(outcome),
@@ -103,14 +102,16 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
     }
 
 
-def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Marked | Overtaken | None) -> float:
+def _longest_wait_s(
+    deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: MarkedGarbage | NotPruned | None
+) -> float:
     """Return how long until all pruned garbage is due; the most recently pruned is due last."""
     newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
-    path = outcome.path if isinstance(outcome, Marked) else None if newest is None else newest.path
+    path = outcome.path if isinstance(outcome, MarkedGarbage) else None if newest is None else newest.path
     return 0.0 if path is None else deleter.wait_s(path)
 
 
-def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked | Overtaken | None:
+def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> MarkedGarbage | NotPruned | None:
     """Announce and prune; None when the log was already pruned that far and the garbage deleted."""
     try:
         collector.verify(plan)
@@ -122,13 +123,13 @@ def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked |
     return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
 
 
-def _pruned_numbers(outcome: Marked | Overtaken | None) -> dict[str, Value]:
+def _pruned_numbers(outcome: MarkedGarbage | NotPruned | None) -> dict[str, Value]:
     match outcome:
         case None:
             return {"outcome": _NOTHING_TO_PRUNE, "records": 0, "bytes": 0, "fragments": 0}
-        case Overtaken(cause):
+        case NotPruned(cause):
             return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
-        case Marked(path, garbage):
+        case MarkedGarbage(path, garbage):
             return {
                 "outcome": "pruned",
                 "garbage": path,
@@ -245,7 +246,7 @@ def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOpti
             )
         except LogError as error:
             return LogResult(log=log, refusal=Refusal.of(error))
-        path = marked.path if isinstance(marked, Marked) else ""
+        path = marked.path if isinstance(marked, MarkedGarbage) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
     return LogResult(
         log=log, notable=bool(paths), metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path}

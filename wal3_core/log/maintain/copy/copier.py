@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -21,39 +22,37 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import load_cursors
-from wal3_core.log.maintain.copy.parts import CopiedPart, read_checked
+from wal3_core.log.maintain.copy.parts import CopiedPart
 from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
+from wal3_core.log.read.reader import read_fragment
+from wal3_core.log.read.scan import select
 from wal3_core.log.write.log_clock import bounded
 from wal3_core.model.belongings import Operation, take_cursors, take_manifest
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.model.strict_json import Shown
+from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
-from wal3_core.storage.retrying import reread_if_damaged, with_retries
+from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from wal3_core.log.maintain.copy.target import Claim
     from wal3_core.model.cursor import Cursor
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.pin import Pin
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.document_store import LoadedDocument
     from wal3_core.storage.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
-_SNAPSHOTS_LOADED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class LogAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyReport:
+class CopyReport(Shown):
     """What a copy holds; ``pinned_us`` is when the source held exactly that, ``resumed`` whether it was begun before.
 
     ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
@@ -89,35 +88,12 @@ class CopyReport:
     resumed: bool
     pins_left: tuple[str, ...] = ()
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "first_offset": self.first_offset,
-            "next_offset": self.next_offset,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_cursors": self.num_cursors,
-            "setsum": self.setsum.hexdigest(),
-            "pinned_us": self.pinned_us,
-            "resumed": self.resumed,
-            "pins_left": list(self.pins_left),
-        }
-
 
 def _offset_or_copy(value: object, name: str) -> int | LogAt:
     return value if isinstance(value, LogAt) else integer(value, name)
 
 
-@checked(
-    source=instance_of(LogAt),
-    target=instance_of(LogAt),
-    from_offset=optional(_offset_or_copy),
-    with_cursors=flag,
-    progress=function,
-    runtime=optional(a_runtime),
-)
+@checked(from_offset=optional(_offset_or_copy), with_cursors=flag)
 def copy(
     source: LogAt,
     target: LogAt,
@@ -138,15 +114,13 @@ def copy(
     LogReplacedError when another call took the copy over, or gave it up.
     """
     runtime = runtime or shared_runtime()
-    check_log_name(source.log)
-    check_log_name(target.log)
     report = _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
     MAINTAIN.info("log %s: copied to %s: %d records", source.log, target.log, report.num_records)
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _CopyPlan:
     """The part of what one pin keeps that is copied, and the terms on which another call may continue."""
 
     pin_name: str
@@ -157,33 +131,31 @@ class _Plan:
 
 
 class _Copying:
-    """One call's parts."""
-
     def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
-        self._source, self._target = source, target
+        self._target = target
         self._runtime = runtime
         self._progress = progress
-        self._retry = RetryOptions()
-        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime), runtime, self._retry)
-        self._into = CopyTarget(with_retries(log_store(target.store, target.log), runtime), runtime, self._retry)
-        self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        self._from = LogStores(source.store, source.log, runtime=runtime)
+        self._into = CopyTarget(with_retries(log_store(target.store, target.log), runtime), runtime, self._from.retry)
         self._expanded_bytes_max = source.reading.fragment_expanded_bytes_max
-        self._part = CopiedPart(self._from.objects, self._snapshots.load, self._expanded_bytes_max)
+        self._part = CopiedPart(self._from.objects, self._from.snapshots.load, self._expanded_bytes_max)
         self._after: Manifest | None = None
 
     def run(self, begins: int | LogAt | None, *, with_cursors: bool) -> CopyReport:
         """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
-        from_offset = self._end_of(begins) if isinstance(begins, LogAt) else begins
+        from_offset = None if isinstance(begins, LogAt) else begins
+        if isinstance(begins, LogAt):
+            self._after = LogStores(begins.store, begins.log, runtime=self._runtime).manifests.load().manifest
+            from_offset = self._after.next.position.offset
         address = canonical_url(self._from.url)
         if address == canonical_url(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
             raise InvalidRequestError(message)
         # Before anything is pinned: a target that is taken fails here.
         standing = self._into.look(address)
-        log_id = self._from.log_id()
-        pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
+        pins = CopyPins(self._from)
 
-        def planned(name: str, pin: Pin) -> _Plan:
+        def planned(name: str, pin: Pin) -> _CopyPlan:
             return self._plan(name, pin, from_offset, with_cursors=with_cursors)
 
         plan = _begun(standing, pins, planned) or self._begin(pins, planned)
@@ -204,7 +176,7 @@ class _Copying:
         pins.let_go(plan.pin_name)
         return replace(copied, pins_left=tuple(sorted(pins.left)))
 
-    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan:
+    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]) -> _CopyPlan:
         """Pin the source as it is now."""
         name, pin = pins.make(self._into.url)
         try:
@@ -214,13 +186,17 @@ class _Copying:
             pins.let_go(name)
             raise
 
-    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
+    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _CopyPlan:
         manifest = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(pin.manifest, manifest, from_offset) if with_cursors else {}
+        # Those that the copy can have; named appends may lie in the part that is not copied.
+        cursors, operation = {}, Operation.COPY if from_offset is None else Operation.COPY_FROM
+        if with_cursors:
+            found, first, limit = load_cursors(self._from, pin.manifest), manifest.first, manifest.next
+            cursors = take_cursors(operation, found, first.position, limit.position)
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
-        return _Plan(name, pin, manifest, cursors, terms)
+        return _CopyPlan(name, pin, manifest, cursors, terms)
 
-    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> CopyReport:
+    def _copy(self, plan: _CopyPlan, claim: Claim, pins: CopyPins) -> CopyReport:
         """Copy what was pinned, and make it a log."""
         try:
             num_fragments = self._copy_fragments(plan.manifest, claim)
@@ -229,7 +205,7 @@ class _Copying:
             # A call that took over deletes the pin that this one reads by, and what it wrote.
             claim.check_ours()
             # Destroying the source deletes what is read, too, pinned or not.
-            self._from.load()
+            self._from.manifests.load()
             pins.check(plan.pin_name)
             raise
         policy = self._policy()
@@ -264,11 +240,6 @@ class _Copying:
             raise GarbageCollectedError(message)
         return part
 
-    def _end_of(self, earlier: LogAt) -> int:
-        manifests = ManifestStore(with_retries(log_store(earlier.store, earlier.log), self._runtime), self._runtime)
-        self._after = manifests.load().manifest
-        return self._after.next.position.offset
-
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
         copied = take_manifest(Operation.COPY, source, policy, log_id=claim.log_id, writer=source.writer)
@@ -279,7 +250,7 @@ class _Copying:
         return copied.holding(pointers)
 
     def _load(self, pointer: SnapshotPointer) -> Snapshot:
-        return self._part.written.get(pointer.path) or self._snapshots.load(pointer)
+        return self._part.written.get(pointer.path) or self._from.snapshots.load(pointer)
 
     # ------------------------------------------------------------------ fragments
 
@@ -287,12 +258,10 @@ class _Copying:
         """Copy all fragments that the manifest leads to, and prove that they add up; returns how many there are."""
         total, records, fragments = EMPTY, 0, 0
 
-        def copy_one(pointer: FragmentPointer) -> FragmentPointer:
-            self._copy_fragment(pointer, claim)
-            return pointer
-
-        walk, share = self._walk(manifest.pointers), share_of(self._from.objects)
-        for pointer in map_ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
+        walk, share = select(manifest.pointers, None, UNLIMITED, self._load), share_of(self._from.objects)
+        for pointer in map_ahead(
+            self._runtime, partial(self._copy_fragment, claim), walk, count=_OBJECTS_AHEAD, share=share
+        ):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
         if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):
@@ -303,52 +272,36 @@ class _Copying:
             raise CorruptError(message)
         return fragments
 
-    def _walk(self, pointers: Iterable[Pointer]) -> Iterator[FragmentPointer]:
-        for pointer in pointers:
-            if isinstance(pointer, FragmentPointer):
-                yield pointer
-            else:
-                yield from self._walk(self._load(pointer).pointers)
-
-    def _copy_fragment(self, pointer: FragmentPointer, claim: Claim) -> None:
+    def _copy_fragment(self, claim: Claim, pointer: FragmentPointer) -> FragmentPointer:
         if claim.resumed and claim.objects.head(pointer.path) is not None:
             # Written by an earlier try: read back instead of sent again.
             try:
-                reread_if_damaged(lambda: self._checked(claim.objects, pointer), claim.objects)
+                self._checked(claim.objects, pointer)
             except CorruptError as error:
                 message = (
                     f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
                     f" partial copy, delete its pin of the source, and copy again: {error}"
                 )
                 raise CorruptError(message) from error
-            return
+            return pointer
         data = self._part.encoded.get(pointer.path)
-        claim.write_fragment(
-            pointer, data or reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from)
-        )
+        claim.write_fragment(pointer, data or self._checked(self._from.objects, pointer))
+        return pointer
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
-        return read_checked(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
+        return read_fragment(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
 
     # ------------------------------------------------------------------ documents
 
-    def _cursors_within(self, pinned: Manifest, copied: Manifest, from_offset: int | None) -> dict[str, Cursor]:
-        """Load the source's cursors that the copy can have; named appends may lie in the part that is not copied."""
-        source, first, limit = self._source, copied.first.position, copied.next.position
-        cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=pinned.log_id)
-        operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
-        return take_cursors(operation, load_cursors(cursors, pinned, self._snapshots), first, limit)
-
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""
-        source, log_id = self._source, self._from.log_id()
-        policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
+        policy = self._from.policies.load()
         return policy if policy.generation else None
 
 
 def _begun(
-    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]
-) -> _Plan | None:
+    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]
+) -> _CopyPlan | None:
     """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
     earlier = copying_at(standing)
     if earlier is None:

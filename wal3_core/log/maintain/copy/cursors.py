@@ -20,15 +20,11 @@ from wal3_core.options import UNLIMITED
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.documents.manifest_store import ManifestStore
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -54,14 +50,14 @@ def delete_cursor(store: ObjectStore, log: str, name: str) -> list[str]:
     return deleted
 
 
-def load_cursors(cursors: CursorStore, manifest: Manifest, snapshots: SnapshotStore) -> dict[str, Cursor]:
+def load_cursors(stores: LogStores, manifest: Manifest) -> dict[str, Cursor]:
     """Load a log's cursors; those of writers say where their named appends lie that they have not found yet."""
 
     def with_places(cursor: Cursor) -> Cursor:
-        behind = select(manifest.pointers, cursor.position, UNLIMITED, snapshots.load)
+        behind = select(manifest.pointers, cursor.position, UNLIMITED, stores.snapshots.load)
         return replace(cursor, appends=placed(cursor.appends, behind))
 
-    return {name: with_places(witness.cursor) for name, witness in cursors.list().items()}
+    return {name: with_places(witness.cursor) for name, witness in stores.cursors.list().items()}
 
 
 def delete_retired(theirs: CursorStore, ours: CursorStore, source: Manifest) -> None:
@@ -74,23 +70,19 @@ def delete_retired(theirs: CursorStore, ours: CursorStore, source: Manifest) -> 
 class CopiedCursors:
     """The cursors of a source and of its copy; ``moved`` names those of the copy that were created or moved."""
 
-    def __init__(self, theirs: CursorStore, ours: CursorStore, copy: ManifestStore, snapshots: SnapshotStore) -> None:
-        self._theirs, self._ours, self._copy = theirs, ours, copy
-        self._snapshots = snapshots
+    def __init__(self, source: LogStores, copy: LogStores) -> None:
+        self._source, self._copy = source, copy
+        self._ours = copy.cursors
         self.moved: set[str] = set()
 
     def of_writers(self, source: Manifest) -> dict[str, Cursor]:
         """Load the source's cursors of writers, as they are after a manifest of the source was loaded."""
-        return {name: each for name, each in self._load(source).items() if is_writers(name, each)}
+        return {name: each for name, each in load_cursors(self._source, source).items() if is_writers(name, each)}
 
     def move_all(self, copied: Manifest, source: Manifest) -> None:
         """Let the copy's cursors be where the source's are, within the copy; delete those that were deleted there."""
-        cursors = self._load(source)
-        self.move(cursors, copied)
-        delete_retired(self._theirs, self._ours, source)
-
-    def _load(self, source: Manifest) -> dict[str, Cursor]:
-        return load_cursors(self._theirs, source, self._snapshots)
+        self.move(load_cursors(self._source, source), copied)
+        delete_retired(self._source.cursors, self._ours, source)
 
     def move(self, cursors: dict[str, Cursor], copied: Manifest) -> None:
         """Let cursors of the copy be where these are, within the copy."""
@@ -123,12 +115,7 @@ class CopiedCursors:
         What appends one of them is refused once the cursor has another version, at the copy's next fence.
         """
         held = self._ours.save(name, held.cursor.position, held)
-        return held if fenced(self._copy).next.position == limit else None
-
-
-def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
-    """Return the named appends of cursors."""
-    return (each for cursor in cursors.values() for each in cursor.appends)
+        return held if fenced(self._copy.manifests).next.position == limit else None
 
 
 def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> bool:

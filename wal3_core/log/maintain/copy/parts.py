@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import MissingError
-from wal3_core.log.read.scan import check_start, select
+from wal3_core.log.read.reader import read_fragment
+from wal3_core.log.read.scan import check_start, select, trim
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
@@ -26,8 +26,6 @@ from wal3_core.model.paths import check_fragment_path, fragment_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import Snapshot, sum_setsums
 from wal3_core.options import UNLIMITED
-from wal3_core.storage.object_store import object_url
-from wal3_core.storage.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,37 +82,23 @@ class CopiedPart:
     def _cut(self, pointer: FragmentPointer, offset: int) -> tuple[FragmentPointer, ...]:
         """Encode a fragment's records from an offset on as a fragment of their own; none if there are none."""
         most = self._expanded_bytes_max
-        fragment = reread_if_damaged(
-            lambda: read_checked(self._objects, pointer, expanded_bytes_max=most)[1], self._objects
-        )
-        records = [record for record in fragment.records() if record.offset >= offset]
-        if not records:
+        _, fragment = read_fragment(self._objects, pointer, expanded_bytes_max=most)
+        table = trim(fragment.table, offset, UNLIMITED)
+        if not len(table):
             return ()
         token = check_fragment_path(pointer.path, pointer.seq_no)
         digest = hashlib.sha256(f"{pointer.path} from {offset}".encode()).hexdigest()
         # The name of an append stays in the path.
         token = token[:NAMING_DIGITS] + digest[: len(token) - NAMING_DIGITS]
-        keys = [record.key for record in records]
-        start = LogPosition(offset, records[0].timestamp_us)
-        encoded = parquet.encode(
-            parquet.FragmentSource(
-                start=start,
-                seq_no=pointer.seq_no,
-                token=token,
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=[record.body for record in records],
-                timestamps_us=[record.timestamp_us for record in records],
-                offsets=[record.offset for record in records],
-            )
-        )
+        encoded = parquet.encode_table(table, seq_no=pointer.seq_no, token=token)
         cut = replace(
             pointer,
             path=fragment_path(pointer.seq_no, token),
             first_seq_no=pointer.seq_no,
-            start=start,
-            setsum=parquet.table_setsum(parquet.table_of(records)),
+            start=LogPosition(offset, table["timestamp_us"][0].as_py()),
+            setsum=encoded.setsum,
             num_bytes=len(encoded.data),
-            num_records=len(records),
+            num_records=len(table),
             continues=False,
         )
         self.encoded[cut.path] = bytes(encoded.data)
@@ -122,27 +106,9 @@ class CopiedPart:
         return (cut,)
 
 
-def read_checked(
-    store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int
-) -> tuple[bytes, parquet.Fragment]:
-    """Read a fragment's bytes, and check that its records are what the pointer says; CorruptError when they are not.
-
-    MissingError when there is no such object.
-    """
-    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
-    # One more byte detects a longer file without fetching all of it.
-    data = store.read(pointer.path, length=pointer.num_bytes + 1)
-    if data is None:
-        message = f"{what}: expected a file, found none"
-        raise MissingError(message, path=pointer.path)
-    if len(data) != pointer.num_bytes:
-        raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}, or more")
-    return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, what=what)
-
-
-# A commit that dies leaves this many fragments to be copied again.
+# Fragments of one commit: one that dies leaves as many to be copied again.
 _FRAGMENTS_PER_COMMIT = 16
-# Earlier versions did not mark the fragments of an append: those of one time may be one, up to this many.
+# Fragments of one time that are taken for one append: earlier versions did not mark those of an append.
 _FRAGMENTS_OF_ONE_TIME_MAX = 256
 
 
@@ -174,15 +140,12 @@ def groups(copied: Iterable[tuple[Piece, FragmentPointer]]) -> Iterator[list[Fra
     """Yield what one commit appends; given is each piece with the copy's own fragment of it."""
     group: list[FragmentPointer] = []
     for piece, pointer in copied:
-        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues and not _may_be_one(group, pointer):
-            yield group
-            group = []
+        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues:
+            # An append's records have one time.
+            same = group[-1].limit.timestamp_us == pointer.start.timestamp_us
+            if not same or len(group) >= _FRAGMENTS_OF_ONE_TIME_MAX:
+                yield group
+                group = []
         group.append(pointer)
     if group:
         yield group
-
-
-def _may_be_one(group: list[FragmentPointer], following: FragmentPointer) -> bool:
-    """Tell whether a fragment may belong to the append before it, as far as times say: an append's records have one."""
-    same = group[-1].limit.timestamp_us == following.start.timestamp_us
-    return same and len(group) < _FRAGMENTS_OF_ONE_TIME_MAX

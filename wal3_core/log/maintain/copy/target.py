@@ -2,7 +2,7 @@
 
 The copy, or the successor, is a life of its own, and what a call writes lies in that life's folder. A call that
 continues a copy which was cut short takes over its claim; the call that held it before may still be running. It notices
-before it changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
+before it changes a cursor, and at the latest when it finishes.
 
 A copy pins its source: each pin belongs to one claim on a target, and its name is never used again. A claim names its
 pin, and the call that holds the claim may rely on it. A pin that no claim names, not yet or no longer, is deleted by
@@ -34,7 +34,6 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.storage.documents.document_store import D, DocumentStore, write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
-from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import object_url
 from wal3_core.storage.retrying import for_store, until_answered
@@ -42,6 +41,7 @@ from wal3_core.storage.retrying import for_store, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.paths import LogId
     from wal3_core.model.pin import Pin
@@ -56,25 +56,24 @@ _SNAPSHOTS_AHEAD = 8
 
 
 class CopyTarget:
-    """A name to copy to; ``root`` is the log's own store. Nothing is changed before it is claimed."""
+    """A name to copy to; ``root`` is the log's own store. Nothing is changed before it is claimed.
+
+    ``names`` loads what stands there.
+    """
 
     def __init__(self, root: ObjectStore, runtime: Runtime, retry: RetryOptions) -> None:
         self._root = root
         self._runtime = runtime
         self._retry = retry
-        self._names = ManifestStore(root, runtime, retry)
-
-    @property
-    def url(self) -> str:
-        """The log's address."""
-        return self._root.url
+        self.names = ManifestStore(root, runtime, retry)
+        self.url = root.url
 
     def look(self, source: str) -> LoadedDocument[Entry] | None:
         """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
-        seen = self._names.look()
+        seen = self.names.look()
         earlier = copying_at(seen)
         if earlier is None:
-            self._names.refuse_taken(seen)
+            self.names.refuse_taken(seen)
         elif earlier.source != source:
             raise InvalidRequestError(f"log {self.url}: {describe(earlier)}")
         return seen
@@ -105,11 +104,11 @@ class CopyTarget:
         return self._claim(vacancy, seen, resumed=False)
 
     def _claim(self, vacancy: Vacancy, seen: LoadedDocument[Entry] | None, *, resumed: bool) -> Claim | None:
-        lives, log_id = self._names.lives(), vacancy.log_id
-        claimed = self._names.swap(vacancy, seen)
+        lives, log_id = self.names.lives(), vacancy.log_id
+        claimed = self.names.swap(vacancy, seen)
         if claimed is None:
             return None
-        self._names.probe(claimed)
+        self.names.probe(claimed)
         # They were listed before the claim: all but the claim's own are over.
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
@@ -122,7 +121,7 @@ class CopyTarget:
         replaces.
         """
         try:
-            seen = self._names.look()
+            seen = self.names.look()
         except LogError:
             return False
         standing = copying_at(seen)
@@ -138,7 +137,7 @@ def copying_at(seen: LoadedDocument[Entry] | None) -> Vacancy | None:
 
 
 class Claim:
-    """A name that one call may fill; ``resumed`` is true when an earlier call began to."""
+    """A name that one call may fill, and its ``objects``; ``resumed`` is true when an earlier call began to."""
 
     def __init__(
         self, root: ObjectStore, claimed: LoadedDocument[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
@@ -149,13 +148,8 @@ class Claim:
         self._runtime = runtime
         self._retry = retry
         self._manifests = ManifestStore(root, runtime, retry, log_id=self.log_id)
-        self._objects = self._manifests.objects
+        self.objects = self._manifests.objects
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=0)
-
-    @property
-    def objects(self) -> ObjectStore:
-        """The copy's own store."""
-        return self._objects
 
     def begun_us(self) -> int:
         """Return the store's time when the name was claimed."""
@@ -163,7 +157,7 @@ class Claim:
 
     def write_fragment(self, pointer: FragmentPointer, data: bytes) -> None:
         """Write a fragment's bytes where the source has them."""
-        write_immutable(self._objects, pointer.path, data, self._retry, self._runtime)
+        write_immutable(self.objects, pointer.path, data, self._retry, self._runtime)
 
     def write_snapshots(
         self, pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]
@@ -199,7 +193,7 @@ class Claim:
 
     def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:
         log_id = self._manifests.log_id
-        return DocumentStore(self._objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
+        return DocumentStore(self.objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
 
     def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
         found = documents.load(path)
@@ -207,7 +201,7 @@ class Claim:
         self.check_ours()
         if documents.save(path, document, found) is None:
             self.check_ours()
-            message = f"{object_url(self._objects, path)}: expected to be alone in copying to it, found it changed"
+            message = f"{object_url(self.objects, path)}: expected to be alone in copying to it, found it changed"
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:
@@ -241,10 +235,10 @@ class Claim:
 class CopyPins:
     """Pins of one life of a source; ``left`` names those that could not be deleted and may still exist."""
 
-    def __init__(self, store: ObjectStore, log: str, runtime: Runtime, retry: RetryOptions, log_id: LogId) -> None:
-        self._runtime = runtime
-        self._retry = for_store(retry, store)
-        self._pins = PinStore(store, log, runtime=runtime, retry=retry, log_id=log_id)
+    def __init__(self, source: LogStores) -> None:
+        self._runtime = source.runtime
+        self._retry = for_store(source.retry, source)
+        self._pins = source.pins
         self.left: set[str] = set()
 
     def make(self, target: str) -> tuple[str, Pin]:

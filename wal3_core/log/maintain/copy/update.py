@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag
 from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
     MissingError,
     UnavailableError,
 )
-from wal3_core.log.maintain.copy.copier import LogAt
-from wal3_core.log.maintain.copy.cursors import CopiedCursors, appends_of
-from wal3_core.log.maintain.copy.parts import Piece, groups, pieces, read_checked
-from wal3_core.log.read.scan import select
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.maintain.copy.cursors import CopiedCursors
+from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
+from wal3_core.log.read.reader import read_fragment
+from wal3_core.log.read.scan import select, trim
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
@@ -33,33 +32,28 @@ from wal3_core.model.manifest import Epoch
 from wal3_core.model.named_append import Places
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.model.strict_json import Shown
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import canonical_url, log_store, share_of
-from wal3_core.storage.retrying import reread_if_damaged, timeout_s_of, with_retries
+from wal3_core.storage.object_store import canonical_url, share_of
+from wal3_core.storage.retrying import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.maintain.copy.copier import LogAt
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
-    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.manifest_store import Installed
 
 _FRAGMENTS_AHEAD = 4
-_SNAPSHOTS_LOADED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyUpdateReport:
+class CopyUpdateReport(Shown):
     """What an update appended to a copy, and where the copy ends now.
 
     ``from_offset`` is the copy's end before, ``next_offset`` its end after. ``setsum`` covers every record ever
@@ -75,27 +69,8 @@ class CopyUpdateReport:
     num_cursors: int
     setsum: Setsum
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "from_offset": self.from_offset,
-            "next_offset": self.next_offset,
-            "num_records": self.num_records,
-            "num_bytes": self.num_bytes,
-            "num_fragments": self.num_fragments,
-            "num_cursors": self.num_cursors,
-            "setsum": self.setsum.hexdigest(),
-        }
 
-
-@checked(
-    source=instance_of(LogAt),
-    target=instance_of(LogAt),
-    with_cursors=flag,
-    progress=function,
-    runtime=optional(a_runtime),
-)
+@checked(with_cursors=flag)
 def update_copy(
     source: LogAt,
     target: LogAt,
@@ -124,21 +99,20 @@ def update_copy(
 
 
 class _Updating:
-    """One call's parts."""
-
     def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
         self._source, self._target = source, target
         self._runtime = runtime
         self._progress = progress
         self._options = options = WriterOptions()
-        self._from = ManifestStore(with_retries(log_store(source.store, source.log), runtime, options.retry), runtime)
-        self._into = ManifestStore(with_retries(log_store(target.store, target.log), runtime, options.retry), runtime)
+        self._from, self._into = (
+            LogStores(each.store, each.log, runtime=runtime, retry=options.retry) for each in (source, target)
+        )
         self._timeout_s = timeout_s_of(target.store.url)
-        self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         meter = Meter(runtime, target.log)
-        amend = partial(rolled_now, snapshots=self._snapshots, options=options, failed=meter.roll_failed)
-        self._committer = Committer(self._into, self._snapshots, runtime, options, amend=amend, meter=meter)
+        amend = partial(rolled_now, snapshots=self._into.snapshots, options=options, failed=meter.roll_failed)
+        self._committer = Committer(
+            self._into.manifests, self._into.snapshots, runtime, options, amend=amend, meter=meter
+        )
         self._appended: list[FragmentPointer] = []
         # Of those: to sum them up again for each commit would take longer with each.
         self._num_records = 0
@@ -149,7 +123,7 @@ class _Updating:
             message = f"log {self._from.url}: expected another log to update, found itself"
             raise InvalidRequestError(message)
         # The source after the copy, each time: another update may have copied what the source has gained since.
-        base, source = self._into.load(), self._from.load()
+        base, source = self._into.manifests.load(), self._from.manifests.load()
         began = base.manifest.next.position.offset
         if with_cursors and base.manifest.follows != source.manifest.follows:
             message = (
@@ -158,7 +132,7 @@ class _Updating:
                 f" copy that one to another name"
             )
             raise InvalidRequestError(message)
-        cursors = self._cursors() if with_cursors else None
+        cursors = CopiedCursors(self._from, self._into) if with_cursors else None
         for _ in range(self._options.reseals_max + 1):
             try:
                 self._check_copy(base.manifest, source.manifest)
@@ -167,30 +141,27 @@ class _Updating:
             except MissingError:
                 # No damage if maintenance has replaced it since.
                 seen = base.etag, source.etag
-                base, source = self._into.load(), self._from.load()
+                base, source = self._into.manifests.load(), self._from.manifests.load()
                 if (base.etag, source.etag) == seen:
                     raise
                 continue
             if isinstance(result, Displaced):
-                base, source = result.base, self._from.load()
+                base, source = result.base, self._from.manifests.load()
                 continue
             if cursors is not None:
-                cursors.move_all(result, self._from.load().manifest)
-            return self._report(result, began, len(cursors.moved) if cursors else 0)
+                cursors.move_all(result, self._from.manifests.load().manifest)
+            return CopyUpdateReport(
+                log=self._target.log,
+                from_offset=began,
+                next_offset=result.next.position.offset,
+                num_records=self._num_records,
+                num_bytes=sum(pointer.num_bytes for pointer in self._appended),
+                num_fragments=len(self._appended),
+                num_cursors=len(cursors.moved) if cursors else 0,
+                setsum=result.setsum,
+            )
         message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
         raise UnavailableError(message)
-
-    def _report(self, manifest: Manifest, began: int, moved: int) -> CopyUpdateReport:
-        return CopyUpdateReport(
-            log=self._target.log,
-            from_offset=began,
-            next_offset=manifest.next.position.offset,
-            num_records=self._num_records,
-            num_bytes=sum(pointer.num_bytes for pointer in self._appended),
-            num_fragments=len(self._appended),
-            num_cursors=moved,
-            setsum=manifest.setsum,
-        )
 
     def _check_copy(self, copied: Manifest, source: Manifest) -> None:
         """Refuse a target that does not hold exactly the source's records up to the target's end."""
@@ -206,13 +177,20 @@ class _Updating:
             raise GarbageCollectedError(message)
         found = f"records that it does not have, up to offset {offset - 1}"
         if offset <= source.next.position.offset:
-            cut = cut_below(source, offset, self._held.load)
-            around = self._joined(source, offset)
-            begins = cut.first.position.offset == offset or around is not None
-            below = source.pruned + sum_setsums(cut.dropped) + self._sum_below(around, offset)
+            load = self._from.snapshots.load
+            cut, around = cut_below(source, offset, load), next(select(source.pointers, offset, UNLIMITED, load), None)
+            below = source.pruned + sum_setsums(cut.dropped)
+            # The copy ends where a fragment of the source did, which a pass may have joined with others since.
+            begins, compacted = cut.first.position.offset == offset, False
+            if around is not None and around.start.offset < offset:
+                begins, compacted = around.num_records == around.limit.offset - around.start.offset, around.compacted
+                if begins:
+                    below += parquet.table_setsum(trim(self._read(around).table, None, Limits(offset=offset)))
             if begins and below == copied.setsum:
                 return
-            if self._is_compacted(source, cut, offset):
+            # What was dropped is known only as a sum over the whole log: nothing shows what lay below the offset.
+            width = source.next.position.offset - cut.first.position.offset
+            if compacted or sum(pointer.num_records for pointer in cut.pointers) < width:
                 message = (
                     f"log {self._into.url}: expected log {self._from.url} to hold all records from its end on, offset"
                     f" {offset}, found that a compaction dropped some or joined them with others: copy to another name"
@@ -221,33 +199,6 @@ class _Updating:
             found = f"other records below offset {offset}"
         message = f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}"
         raise InvalidRequestError(message)
-
-    def _joined(self, source: Manifest, offset: int) -> FragmentPointer | None:
-        """Return the fragment that holds the records on both sides of an offset, and lacks none.
-
-        A pass has joined others to it; a copy ends where a fragment of the source did.
-        """
-        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
-        if around is None or around.start.offset >= offset:
-            return None
-        return around if around.num_records == around.limit.offset - around.start.offset else None
-
-    def _sum_below(self, around: FragmentPointer | None, offset: int) -> Setsum:
-        """Add up the records of a fragment that lie below an offset."""
-        if around is None:
-            return EMPTY
-        table = self._read(around).table
-        return parquet.table_setsum(table.filter(pa.array(table["offset"].to_numpy() < offset)))
-
-    def _is_compacted(self, source: Manifest, cut: Cut, offset: int) -> bool:
-        """Tell whether the source lacks records from an offset on, or has a fragment that stands for both sides of it.
-
-        What was dropped is known only as a sum over the whole log, so nothing shows any more what lay below the offset.
-        """
-        width = source.next.position.offset - cut.first.position.offset
-        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
-        joined = around is not None and around.compacted and around.start.offset < offset
-        return joined or sum(pointer.num_records for pointer in cut.pointers) < width
 
     # ------------------------------------------------------------------ records
 
@@ -261,7 +212,7 @@ class _Updating:
             return Places((), offset)
         writers = cursors.of_writers(source)
         cursors.move(writers, copied)
-        return Places(appends_of(writers), offset)
+        return Places((each for cursor in writers.values() for each in cursor.appends), offset)
 
     def _append_all(self, base: Installed, source: Manifest, places: Places) -> Manifest | Displaced:
         """Append the source's fragments behind the copy's end, some in each commit."""
@@ -270,7 +221,7 @@ class _Updating:
         total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
-        wanted = enumerate(pieces(source.pointers, offset, places, self._held.load))
+        wanted = enumerate(pieces(source.pointers, offset, places, self._from.snapshots.load))
         uploaded = map_ahead(
             self._runtime,
             lambda each: (each[1], self._upload(each[1], FragmentSeqNo(following + each[0]), entry.token, places)),
@@ -304,30 +255,20 @@ class _Updating:
 
         They must have the source's setsum; of those of a part of it, the source's were checked.
         """
-        records = [each for each in self._read(piece.pointer).records() if piece.start <= each.offset < piece.limit]
-        pointer = piece.pointer
-        if len(records) != pointer.num_records:
+        table, pointer = trim(self._read(piece.pointer).table, piece.start, Limits(offset=piece.limit)), piece.pointer
+        if len(table) != pointer.num_records:
+            times_us = table["timestamp_us"]
             pointer = replace(
                 pointer,
-                start=LogPosition(piece.start, records[0].timestamp_us),
-                limit=LogPosition(piece.limit, records[-1].timestamp_us),
-                setsum=parquet.table_setsum(parquet.table_of(records)),
-                num_records=len(records),
+                start=LogPosition(piece.start, times_us[0].as_py()),
+                limit=LogPosition(piece.limit, times_us[-1].as_py()),
+                setsum=parquet.table_setsum(table),
+                num_records=len(table),
             )
         # The name of an append is in the paths of its fragments.
         naming = places.naming_at(piece.start)
         token = naming + token[len(naming) :]
-        keys = [record.key for record in records]
-        encoded = parquet.encode(
-            parquet.FragmentSource(
-                start=pointer.start,
-                seq_no=seq_no,
-                token=token,
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=[record.body for record in records],
-                timestamps_us=[record.timestamp_us for record in records],
-            )
-        )
+        encoded = parquet.encode_table(table, seq_no=seq_no, token=token)
         copied = replace(
             pointer,
             path=fragment_path(seq_no, token),
@@ -343,14 +284,10 @@ class _Updating:
 
     def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
         try:
-            return reread_if_damaged(
-                lambda: read_checked(
-                    self._from.objects, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max
-                )[1],
-                self._from,
-            )
+            most = self._source.reading.fragment_expanded_bytes_max
+            return read_fragment(self._from.objects, pointer, expanded_bytes_max=most)[1]
         except MissingError:
-            first = self._from.load().manifest.first.position.offset
+            first = self._from.manifests.load().manifest.first.position.offset
             if pointer.start.offset >= first:
                 raise
             message = (
@@ -358,10 +295,3 @@ class _Updating:
                 f" while they were copied: it begins at {first} now"
             )
             raise GarbageCollectedError(message) from None
-
-    def _cursors(self) -> CopiedCursors:
-        theirs, ours = (
-            CursorStore(where.store, where.log, runtime=self._runtime, log_id=manifests.log_id())
-            for where, manifests in ((self._source, self._from), (self._target, self._into))
-        )
-        return CopiedCursors(theirs, ours, self._into, self._held)
