@@ -13,8 +13,8 @@ import numpy as np
 from wal3_core.errors import MissingError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
+from wal3_core.runtime import each_ahead
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
-from wal3_core.views.keyed.shared_reads import each_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -27,9 +27,10 @@ from wal3_core.model.key_hashes import hash_keys
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
+from wal3_core.runtime import each_ahead
 from wal3_core.storage.object_store import canonical_url, log_store, object_url, share_of
 from wal3_core.views.keyed.key_index import KeyIndex
-from wal3_core.views.keyed.shared_reads import each_ahead, shared_reads
+from wal3_core.views.keyed.shared_reads import shared_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

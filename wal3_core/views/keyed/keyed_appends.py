@@ -30,10 +30,9 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
-from wal3_core.runtime import Outcome, callbacks_held
+from wal3_core.runtime import Outcome, callbacks_held, each_ahead
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
 from wal3_core.views.keyed.ranges import KeyMatch
-from wal3_core.views.keyed.shared_reads import each_ahead
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
