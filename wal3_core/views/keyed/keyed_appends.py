@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from concurrent.futures import InvalidStateError
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 from weakref import WeakSet
@@ -17,26 +15,25 @@ from wal3_core.errors import (
     ContentionError,
     InvalidRequestError,
     LogError,
-    MissingError,
     TailMismatchError,
     UnavailableError,
     UnknownDurabilityError,
 )
 from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.walk import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_told
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
-from wal3_core.runtime import Outcome, callbacks_held, each_ahead
+from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
 from wal3_core.views.keyed.ranges import KeyMatch
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from wal3_core.arguments import Check
@@ -50,21 +47,13 @@ if TYPE_CHECKING:
 _KNOWN_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record."""
-
-    tail: int
-    history: History
-
-
 class KeyTails:
     """Finds the offset of a key's last record. Safe to share between threads."""
 
     def __init__(self, keys: KeyReader) -> None:
         self._keys = keys
-        self._lock = keys.runtime.lock()
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        # A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record.
+        self._known: Cache[tuple[int, History]] = Cache(keys.runtime, _KNOWN_MAX, lambda _: 1)
 
     @property
     def url(self) -> str:
@@ -73,56 +62,33 @@ class KeyTails:
 
     def find(self, key: bytes) -> tuple[int, int]:
         """Return the offset of a key's last record, 0 for none, and the end of the log that was looked at."""
-        missing = ""
-        for _ in range(self._keys.options.reloads_max + 1):
-            manifest = self._keys.manifest()
-            try:
-                return self._find(key, manifest), manifest.next.position.offset
-            except MissingError as error:
-                # Lost, if a manifest newer than the one that led here names it, too.
-                if error.path == missing:
-                    raise
-                missing = error.path
-        message = f"log {self.url}: maintenance replaced what was to be read again and again"
-        raise UnavailableError(message)
+        keys = self._keys
+        work = partial(self._find, key)
+        return with_reloads(self.url, keys.manifest(), keys.manifest, work, reloads_max=keys.options.reloads_max)
 
-    def _find(self, key: bytes, manifest: Manifest) -> int:
+    def _find(self, key: bytes, manifest: Manifest) -> tuple[int, int]:
         first, match = manifest.first.position.offset, KeyMatch.of(key)
-        with self._lock:
-            known = self._known.get(key)
-        if known is not None and not known.history.is_comparable(manifest):
-            known = None
-        tail = self._last(match, manifest.pointers, first if known is None else known.history.limit)
-        if not tail and known is not None:
-            if known.history.goes_on_in(manifest, self._keys.load_snapshot):
-                tail = known.tail if known.tail >= first else 0
+        known, history = self._known.get(key) or (0, None)
+        if history is not None and not history.is_comparable(manifest):
+            history = None
+        tail = self._last(match, manifest.pointers, first if history is None else history.limit)
+        if not tail and history is not None:
+            if history.goes_on_in(manifest, self._keys.load_snapshot):
+                tail = known if known >= first else 0
             else:
                 tail = self._last(match, manifest.pointers, first)
-        with self._lock:
-            self._known[key] = _Known(tail, History.of(manifest))
-            self._known.move_to_end(key)
-            while len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
-        return tail
+        self._known.keep(key, (tail, History.of(manifest)))
+        return tail, manifest.next.position.offset
 
     def _last(self, match: KeyMatch, pointers: Sequence[Pointer], floor: int) -> int:
         count = max(1, self._keys.options.prefetch_fragments)
-        begin = partial(self._keys.begin_hit, match)
-        for _, hit in each_ahead(self._backwards(match, pointers, floor), begin, lambda: count):
+        # Those that may have records of the key.
+        fragments = newest_first(pointers, partial(load_matching, self._keys, match), floor)
+        for _, hit in each_ahead(fragments, partial(self._keys.begin_hit, match), lambda: count):
             last = hit.index.last(match)
             if last is not None:
                 return last if last >= floor else 0
         return 0
-
-    def _backwards(self, match: KeyMatch, pointers: Sequence[Pointer], floor: int) -> Iterator[FragmentPointer]:
-        """Go through the fragments that may have records of the key at or after an offset, the newest first."""
-        for pointer in reversed(pointers):
-            if pointer.limit.offset <= floor:
-                return
-            if isinstance(pointer, FragmentPointer):
-                yield pointer
-            else:
-                yield from self._backwards(match, load_matching(self._keys, match, pointer).pointers, floor)
 
 
 # In place of stores: these callbacks share no workers with the tries that they may wait for.
