@@ -27,7 +27,7 @@ from wal3_core.log.write.writer import LogWriter, submit_told
 from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
-from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead
+from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
 from wal3_core.views.keyed.ranges import KeyMatch
 from wal3_core.workers import Share
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.keyed.shared_reads import KeyedOptions
 
+# Keys whose last records are remembered.
 _KNOWN_MAX = 10_000
 
 
@@ -73,7 +74,7 @@ class KeyTails:
             history = None
         tail = self._last(match, manifest.pointers, first if history is None else history.limit)
         if not tail and history is not None:
-            if history.goes_on_in(manifest, self._keys.load_snapshot):
+            if history.goes_on_in(manifest, self._keys.stores.snapshots.load):
                 tail = known if known >= first else 0
             else:
                 tail = self._last(match, manifest.pointers, first)
@@ -129,8 +130,8 @@ class ConditionalAppend:
         if until_s is None:
             self._try_first(tries_max, None)
             return
-        begun: Outcome[None] = Outcome()
-        self._runtime.spawn(partial(self._begin, tries_max, until_s, begun), share=Share(_TRIES, self._tails.url))
+        first = partial(self._try_first, tries_max, until_s)
+        begun = later(self._runtime, first, Share(_TRIES, self._tails.url))
         try:
             self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
         except TimeoutError:
@@ -139,24 +140,18 @@ class ConditionalAppend:
             if self._is_withdrawn:
                 raise unanswered(self._tails.url) from None
 
-    def _begin(self, tries_max: int, until_s: float, begun: Outcome[None]) -> None:
-        try:
-            self._try_first(tries_max, until_s)
-        except BaseException as failure:  # noqa: BLE001 - it is raised where one waits for it
-            self.give_up(failure)
-            begun.set_exception(failure)
-        else:
-            begun.set_result(None)
-
     def _try_first(self, tries_max: int, until_s: float | None) -> None:
         try:
             self._submit(tries_max, until_s)
         except TailMismatchError as error:
-            with contextlib.suppress(InvalidStateError):
-                self.outcome.set_exception(error)
+            self.give_up(error)
+        except BaseException as failure:
+            # Its caller may wait no longer.
+            self.give_up(failure)
+            raise
 
     def give_up(self, failure: BaseException) -> None:
-        """End the wait for it: its caller failed to begin it, or was interrupted."""
+        """End the wait for it: it cannot be made, or its caller was interrupted."""
         interrupted = not isinstance(failure, Exception)
         # A try may be under way by then, and may have ended it. Those who wait for its end were not interrupted.
         with contextlib.suppress(InvalidStateError):
@@ -226,7 +221,7 @@ def _crowded(error: ConditionNotMetError) -> ContentionError:
     return crowded
 
 
-# Of asyncio, at a time.
+# Calls from asyncio that are made at a time.
 _CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
@@ -243,9 +238,8 @@ class KeyedAppends(Closing):
         self._tails = KeyTails(self._keys)
         self._async, self._submitting = Calls("wal3-keyed", _CALLS_MAX), Calls("wal3-keyed-appends")
         self._lock = runtime.lock()
-        self._writer: LogWriter | None = None
-        # What those wait for who wait no longer than they said.
-        self._opening: Outcome[LogWriter] | None = None
+        # The writer, once the first append has begun to open it.
+        self._opening: Future[LogWriter] | None = None
         self._closed = False
         # The outcomes of conditional appends that someone still waits for, the log itself included.
         self._conditional: WeakSet[Future[LogPosition]] = WeakSet()
@@ -354,12 +348,12 @@ class KeyedAppends(Closing):
             if timeout_s is not None:
                 message = "timeout_s: expected none for an append that is awaited, since it blocks until it is durable"
                 raise InvalidRequestError(message)
-            writer = self._opened()
+            writer = self._writer(None)
             if not expected:
                 return writer.append_many(records)
             return self._runtime.wait(self._begun(writer, records, expected, None))
         until_s = self._runtime.monotonic_s() + (self._options.append_timeout_s if timeout_s is None else timeout_s)
-        writer = self._opened_by(until_s)
+        writer = self._writer(until_s)
         if not expected:
             return writer.submit_many(records, timeout_s=max(0.0, until_s - self._runtime.monotonic_s()))
         return self._begun(writer, records, expected, until_s)
@@ -382,65 +376,43 @@ class KeyedAppends(Closing):
         # Before the lock, which a thread of the parent may have held when this process was forked.
         self._runtime.check_process()
         with self._lock:
-            self._closed, writer, conditional = True, self._writer, list(self._conditional)
+            self._closed, opening, conditional = True, self._opening, list(self._conditional)
         for outcome in conditional:
             # It may need the writer for another try.
             with contextlib.suppress(LogError):
                 self._runtime.wait(outcome)
-        if writer is not None:
-            writer.close()
+        if opening is not None and opening.done() and opening.exception() is None:
+            opening.result().close()
         self._async.close()
         self._submitting.close()
 
-    def _opened_by(self, until_s: float) -> LogWriter:
-        """Return the writer; UnavailableError if it is not open by then, and goes on being opened."""
+    def _writer(self, until_s: float | None) -> LogWriter:
+        """Return the writer, which the first append opens.
+
+        UnavailableError if it is not open by ``until_s``: it goes on being opened.
+        """
         self._runtime.check_process()
         with self._lock:
-            if self._writer is None and not self._closed:
-                opening = self._opening or Outcome()
-                begins, self._opening = self._opening is None, opening
-            else:
-                opening, begins = None, False
-        if opening is None:
-            return self._opened()
+            opening = self._opening
+            if not self._closed and (opening is None or (opening.done() and opening.exception() is not None)):
+                self._opening = opening = later(self._runtime, self._open, self._keys.share)
         try:
-            if begins:
-                self._runtime.start_thread("wal3-keyed-open", partial(self._open, opening))
-            return self._runtime.wait(opening, max(0.0, until_s - self._runtime.monotonic_s()))
+            if opening is not None:
+                writer = self._runtime.wait(
+                    opening, None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
+                )
         except TimeoutError:
             raise unanswered(self._keys.stores.url) from None
-
-    def _open(self, opening: Outcome[LogWriter]) -> None:
-        try:
-            opened = self._opened()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the writer is awaited
-            self._opening = None
-            opening.set_exception(error)
-        else:
-            self._opening = None
-            opening.set_result(opened)
-
-    def _opened(self) -> LogWriter:
-        """Return the writer, which is opened at the first append."""
-        self._runtime.check_process()
-        with self._lock:
-            writer, closed = self._writer, self._closed
-        if closed:
+        if opening is None or self._closed:
             message = f"log {self._log}: expected an open keyed log, found it closed"
             raise ClosedError(message)
-        if writer is not None:
-            return writer
-        opened = LogWriter.open(
-            self._store, self._log, options=of_view(self._options.writer, View.KEYED), runtime=self._runtime
-        )
+        return writer
+
+    def _open(self) -> LogWriter:
+        options = of_view(self._options.writer, View.KEYED)
+        writer = LogWriter.open(self._store, self._log, options=options, runtime=self._runtime)
         # LogReplacedError if the writer has opened another log than the one that is read.
         self._keys.manifest()
-        with self._lock:
-            if self._writer is None and not self._closed:
-                self._writer = opened
-            writer = self._writer
-        if writer is None:
-            return self._opened()
         return writer
 
 
