@@ -35,7 +35,7 @@ SUBSCRIPTION_MUTANTS = (
         "a record that is no message is passed silently",
         "FeedSubscription._add",
         "item is None",
-        "not isinstance(item, FeedMessage)",
+        "not isinstance(item, Delivery)",
     ),
     Mutation("a dead letter counts as done", "Outstanding._open", "_1 < self.read_limit", "_1 < 0"),
 )
@@ -62,7 +62,10 @@ READER_MUTANTS = (
         "self._place = self._following.start",
     ),
     Mutation(
-        "the records that followers share begin behind the place", "RecentRecords.records", "_1 > start", "_1 > start + 1"
+        "the records that followers share begin behind the place",
+        "RecentRecords.records",
+        "_1 > start",
+        "_1 > start + 1",
     ),
     Mutation(
         "a scan by key that ends early continues behind its range",

@@ -268,7 +268,7 @@ class FeedReader(Follower[FeedMessage | Stray]):
     def _item_of(self, record: Record) -> FeedMessage | Stray | None:
         if record.offset in self._passed:
             return None
-        item = message_of(record, self._log_id, self._takes)
+        item = message_of(record, self._log_id, self._takes, FeedMessage)
         if self._as_of_us is not None and isinstance(item, FeedMessage):
             if item.published_us < self._as_of_us:
                 return None

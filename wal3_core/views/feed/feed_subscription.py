@@ -17,7 +17,7 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, feed_start, num_behind
-from wal3_core.views.feed.messages import Delivery, FeedMessage, Gap, Stray, delivery_of, message_of
+from wal3_core.views.feed.messages import Delivery, Gap, Stray, message_of
 from wal3_core.views.feed.outstanding import Item, UncountedError, start_of_item
 from wal3_core.views.feed.saved_subscription import SavedSubscription, Wanted
 from wal3_core.views.feed.subscribed import SubscriptionInfo, SubscriptionOptions
@@ -204,9 +204,9 @@ class FeedSubscription(Follower[Item], Closing):
     def _dead_letter(self, offset: int, attempts: int) -> Delivery | Gap:
         with contextlib.suppress(GarbageCollectedError):
             for record in self._tail.records(offset, Limits(records=1)):
-                item = message_of(record, self._log_id, self._takes)
-                if record.offset == offset and isinstance(item, FeedMessage):
-                    return delivery_of(item, attempts)
+                item = message_of(record, self._log_id, self._takes, partial(Delivery, attempt=attempts))
+                if record.offset == offset and isinstance(item, Delivery):
+                    return item
         return Gap(start=offset, limit=offset + 1)
 
     @checked(item=instance_of(Delivery))
@@ -400,9 +400,9 @@ class FeedSubscription(Follower[Item], Closing):
         self._outstanding.read_limit = max(self._outstanding.read_limit, limit)
 
     def _add(self, record: Record) -> None:
-        item = message_of(record, self._log_id, self._takes)
+        item = message_of(record, self._log_id, self._takes, partial(Delivery, attempt=1))
         self._pass(record.offset)
         if item is None:
             self._outstanding.passed(record.offset, record.timestamp_us)
         else:
-            self._outstanding.add(delivery_of(item) if isinstance(item, FeedMessage) else item)
+            self._outstanding.add(item)

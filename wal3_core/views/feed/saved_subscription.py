@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wal3_core.views.feed.tail import SharedTailReader
     from wal3_core.views.feed.topics import Pattern
 
-# The rest of a cursor's document is for what is acknowledged: 2,000 ranges of two numbers.
+# Bytes of the topics; the rest of a cursor's document is for what is acknowledged: 2,000 ranges of two numbers.
 _TOPICS_BYTES_MAX = 2**17
 
 
@@ -54,9 +54,9 @@ class Wanted:
         return f"log {self.log}, subscription {self.name}"
 
 
-# A save is refused when another process has saved meanwhile.
+# Tries of a save, which is refused when another process has saved meanwhile.
 _SAVES_MAX = 256
-# A save after one that the store did not answer waits at least so long, in seconds.
+# Seconds that a save waits at least after one that the store did not answer.
 _AGAIN_S_MIN = 1.0
 
 
@@ -70,6 +70,7 @@ class SavedSubscription:
         self._cursors = cursors
         self._wanted = wanted
         self._runtime = runtime
+        self.name = wanted.name
         self._found(witness)
         self._token = self.state.token
         self.lock = runtime.lock()
@@ -105,11 +106,6 @@ class SavedSubscription:
             )
             raise CorruptError(message)
         return saved
-
-    @property
-    def name(self) -> str:
-        """The subscription's name, which is its cursor's."""
-        return self._wanted.name
 
     @property
     def position(self) -> LogPosition:
@@ -263,7 +259,7 @@ def _position(tail: SharedTailReader, wanted: Wanted, manifest: Manifest) -> tup
         records = tail.records(place, Limits(records=1), manifest=manifest)
         return LogPosition(place, next((each.timestamp_us for each in records), end.timestamp_us)), passed
     for record in tail.records(place, manifest=manifest):
-        item = message_of(record, manifest.log_id, lambda _: True)
+        item = message_of(record, manifest.log_id, lambda _: True, FeedMessage)
         if not isinstance(item, FeedMessage) or item.published_us >= place.timestamp_us:
             return LogPosition(record.offset, record.timestamp_us), passed
     return end, passed

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a watcher watches at a time, and how long others sleep, in seconds. One that was interrupted in the wrong
-# moment has called no other to watch: those that sleep find it.
+# Seconds that a watcher watches at a time, and that others sleep. One that was interrupted in the wrong moment has
+# called no other to watch: those that sleep find it.
 WATCH_S_MAX = 1.0
 _SLEEP_S_MAX = 4.0
 
@@ -152,7 +152,7 @@ class Poller:
             called.woken.set_or_rouse()
 
 
-# How much is kept decoded, and fetched by one look; what is more is fetched by each follower, a few fragments ahead.
+# Records that are kept decoded, and fetched by one poll; each follower fetches what is more, a few fragments ahead.
 RECORDS_MAX = 4096
 BYTES_MAX = 2**22
 FRAGMENTS_MAX = 16
@@ -173,11 +173,6 @@ class RecentRecords:
     manifest: Manifest
     start: int
     pieces: tuple[_DecodedFragment, ...] = ()
-
-    @classmethod
-    def none_of(cls, manifest: Manifest) -> RecentRecords:
-        """Hold no records, and end where a manifest does."""
-        return cls(manifest, manifest.next.position.offset)
 
     @property
     def end(self) -> int:
@@ -201,16 +196,16 @@ class RecentRecords:
         )
         return found if end == self.end else (record for record in found if record.offset < end)
 
-    def moved_to(self, manifest: Manifest, fetch: Callable[[FragmentPointer], Fragment]) -> RecentRecords:
-        """Take what a newer manifest adds, and let go of the oldest; errors of ``fetch``."""
+    def moved_to(self, manifest: Manifest, fetch: Callable[[FragmentPointer], Fragment]) -> RecentRecords | None:
+        """Take what a newer manifest adds, and let go of the oldest; None if that is too much. Errors of ``fetch``."""
         added = self._added(manifest)
         if added is None:
-            return RecentRecords.none_of(manifest)
+            return None
         pieces = [] if not self.pieces or self._is_replaced(manifest) else list(self.pieces)
         for pointer in added:
             table = fetch(pointer).table
             if table.nbytes > BYTES_MAX:
-                return RecentRecords.none_of(manifest)
+                return None
             pieces.append(_DecodedFragment(pointer, tuple(parquet.records_of(table)), table.nbytes))
         while (
             sum(len(piece.records) for piece in pieces) > RECORDS_MAX
@@ -244,9 +239,9 @@ class RecentRecords:
         )
 
 
-# How much of the log's newest part stays in memory for the followers, decoded, in bytes; at least one fragment.
+# Bytes of the log's newest part that stay in memory for the followers, decoded; at least one fragment.
 SHARED_BYTES_MAX = 64 * MIB
-# Options may set no pause between two polls: followers do not spin even then.
+# Seconds between two polls at least: options may set no pause, and followers do not spin even then.
 _PAUSE_S_MIN = 0.001
 
 
@@ -282,7 +277,7 @@ class SharedTailReader(LogReader):
         self._newest_s = 0.0
         self._pause_s = options.poll_s_min
         self._recent: RecentRecords | None = None
-        self._poller = Poller(runtime)
+        self.poller = Poller(runtime)
         # The writer of the manifest that the last poll has found, which names one write of it. A generation does not:
         # it comes again after an older manifest was restored.
         self._announced: str | None = None
@@ -291,11 +286,6 @@ class SharedTailReader(LogReader):
         self._fragments_shared: Cache[Fragment] = Cache(
             runtime, bytes_max, lambda fragment: min(max(MIB, fragment.table.nbytes), bytes_max)
         )
-
-    @property
-    def news(self) -> int:
-        """How often a poll has found something, or failed: for ``pause``."""
-        return self._poller.news
 
     # ------------------------------------------------------------------ the manifest
 
@@ -326,7 +316,7 @@ class SharedTailReader(LogReader):
         if recent is not None and since_s == 0 and offset is not None and offset < recent.end:
             # There may be news behind it.
             return recent.manifest, -1
-        seen = self.news
+        seen = self.poller.news
         return self.newest(since_s, limit_s), seen
 
     def _poll(self, since_s: float) -> tuple[_Poll, bool]:
@@ -355,7 +345,7 @@ class SharedTailReader(LogReader):
         before, recent = self._newest, self._recent
         manifest = self.manifest()
         if recent is None or (self._is_newer(manifest, begun_s) and manifest.writer != recent.manifest.writer):
-            moved = RecentRecords.none_of(manifest)
+            moved = None
             if recent is not None:
                 # Fetched and decoded once for all followers; on an error each of them comes to it.
                 with contextlib.suppress(LogError):
@@ -363,7 +353,7 @@ class SharedTailReader(LogReader):
             with self._lock:
                 # A poll that was begun later may have been faster.
                 if self._recent is recent:
-                    self._recent = moved
+                    self._recent = moved or RecentRecords(manifest, manifest.next.position.offset)
         manifest = self._latest(manifest, begun_s)
         news = before is None or manifest.writer != before.writer
         options = self._options
@@ -379,7 +369,7 @@ class SharedTailReader(LogReader):
         with self._lock:
             news, self._announced = writer is None or writer != self._announced, writer
         if news:
-            self._poller.announce()
+            self.poller.announce()
 
     def _is_newer(self, manifest: Manifest, begun_s: float) -> bool:
         """Whether a manifest takes the place of the one known: a poll that took longer may find an older one.
@@ -418,15 +408,15 @@ class SharedTailReader(LogReader):
         """
         if limit_s is not None and self._runtime.monotonic_s() >= limit_s:
             return False
-        self._poller.wait(seen, limit_s, partial(self._watch, limit_s), call)
+        self.poller.wait(seen, limit_s, partial(self._watch, limit_s), call)
         poll = self._polled
-        if self.news != seen and poll is not None and poll.failed:
+        if self.poller.news != seen and poll is not None and poll.failed:
             self._runtime.wait(poll.manifest)
         return True
 
     def wake(self, call: WaitingCall) -> None:
         """Wake a call that is over."""
-        if self._poller.wake(call):
+        if self.poller.wake(call):
             # It wakes by what wakes all who watch this log.
             self._runtime.publish(self.url)
 
@@ -496,7 +486,7 @@ def tail_of(store: ObjectStore, log: str, options: ReaderOptions, runtime: Runti
     return tail
 
 
-# How long a call waits for a poll at a time, in seconds: other threads of its follower may have less time, or close it.
+# Seconds that a call waits for a poll at a time: other threads of its follower may have less time, or close it.
 _POLL_S_MAX = 0.25
 
 
@@ -522,7 +512,7 @@ class Follower(Generic[T]):
         self._receiving = Calls("wal3-feed", threads_max)
         self._calls: set[WaitingCall] = set()
         self._closed = False
-        # How new a manifest the call under way wants, and how long it waits for a poll, by the monotonic clock.
+        # Times by the monotonic clock: how new a manifest the call under way wants, and when it stops waiting for it.
         self._since_s = 0.0
         self._poll_limit_s: float | None = None
         # The tail's news when this follower has read its manifest.
@@ -607,7 +597,7 @@ class Follower(Generic[T]):
     def _manifest(self, offset: int | None) -> Manifest:
         """Return a manifest for going on from an offset."""
         # As of now, in case that the poll fails.
-        self._seen = self._tail.news
+        self._seen = self._tail.poller.news
         manifest, self._seen = self._tail.onwards(offset, self._since_s, self._poll_limit_s)
         return manifest
 

@@ -53,13 +53,9 @@ class KeyTails:
 
     def __init__(self, keys: KeyReader) -> None:
         self._keys = keys
+        self.url = keys.stores.url
         # A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record.
         self._known: Cache[tuple[int, History]] = Cache(keys.runtime, _KNOWN_MAX, lambda _: 1)
-
-    @property
-    def url(self) -> str:
-        """The log's URL."""
-        return self._keys.stores.url
 
     def find(self, key: bytes) -> tuple[int, int]:
         """Return the offset of a key's last record, 0 for none, and the end of the log that was looked at."""
@@ -92,7 +88,7 @@ class KeyTails:
         return 0
 
 
-# In place of stores: these callbacks share no workers with the tries that they may wait for.
+# Names in place of stores: these callbacks share no workers with the tries that they may wait for.
 _TRIES = "tries of conditional appends"
 _CALLBACKS = "callbacks of conditional appends"
 
@@ -127,28 +123,18 @@ class ConditionalAppend:
 
         UnavailableError if the store has not answered by ``until_s``. Then it is to be given up.
         """
-        if until_s is None:
-            self._try_first(tries_max, None)
-            return
-        first = partial(self._try_first, tries_max, until_s)
-        begun = later(self._runtime, first, Share(_TRIES, self._tails.url))
-        try:
-            self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
-        except TimeoutError:
-            with self._lock:
-                self._is_withdrawn = not self._is_submitted
-            if self._is_withdrawn:
-                raise unanswered(self._tails.url) from None
-
-    def _try_first(self, tries_max: int, until_s: float | None) -> None:
-        try:
-            self._submit(tries_max, until_s)
-        except TailMismatchError as error:
-            self.give_up(error)
-        except BaseException as failure:
-            # Its caller may wait no longer.
-            self.give_up(failure)
-            raise
+        with contextlib.suppress(TailMismatchError):
+            if until_s is None:
+                self._try(tries_max)
+                return
+            begun = later(self._runtime, partial(self._try, tries_max, until_s), Share(_TRIES, self._tails.url))
+            try:
+                self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
+            except TimeoutError:
+                with self._lock:
+                    self._is_withdrawn = not self._is_submitted
+                if self._is_withdrawn:
+                    raise unanswered(self._tails.url) from None
 
     def give_up(self, failure: BaseException) -> None:
         """End the wait for it: it cannot be made, or its caller was interrupted."""
@@ -157,7 +143,15 @@ class ConditionalAppend:
         with contextlib.suppress(InvalidStateError):
             self.outcome.set_exception(UnknownDurabilityError("interrupted") if interrupted else failure)
 
-    def _submit(self, tries_left: int, until_s: float | None = None) -> None:
+    def _try(self, tries_left: int, until_s: float | None = None) -> None:
+        """Submit it; what keeps it from that is raised, and is the outcome: its caller may wait no longer."""
+        try:
+            self._submit(tries_left, until_s)
+        except BaseException as failure:
+            self.give_up(failure)
+            raise
+
+    def _submit(self, tries_left: int, until_s: float | None) -> None:
         columns, end = check_records(self._records, self._writer.options), self._end()
         with self._lock:
             if self._is_withdrawn:
@@ -195,30 +189,26 @@ class ConditionalAppend:
 
     def _decide(self, done: Future[LogPosition], tries_left: int) -> None:
         error = done.exception()
-        try:
-            if not isinstance(error, ConditionNotMetError):
-                if error is None:
-                    self.outcome.set_result(done.result())
-                else:
-                    self.outcome.set_exception(error)
-            elif tries_left:
-                self._submit(tries_left)
+        if isinstance(error, ConditionNotMetError) and tries_left:
+            # What is raised is the outcome.
+            with contextlib.suppress(BaseException):
+                self._try(tries_left)
+            return
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                self.outcome.set_result(done.result())
+            elif isinstance(error, ConditionNotMetError):
+                crowded = ContentionError(f"other keys got records at each try of a conditional append: {error}")
+                crowded.__cause__ = error
+                self.outcome.set_exception(crowded)
             else:
-                self.outcome.set_exception(_crowded(error))
-        except BaseException as failure:  # noqa: BLE001 - it is raised where the outcome is awaited
-            self.give_up(failure)
+                self.outcome.set_exception(error)
 
 
 def unanswered(log: str) -> UnavailableError:
     """Return the error of an append that was to begin sooner than the store answers."""
     message = f"log {log}: expected an append to begin in the time that it was given, found the store still silent"
     return UnavailableError(f"{message}: nothing was appended")
-
-
-def _crowded(error: ConditionNotMetError) -> ContentionError:
-    crowded = ContentionError(f"other keys got records at each try of a conditional append: {error}")
-    crowded.__cause__ = error
-    return crowded
 
 
 # Calls from asyncio that are made at a time.
@@ -322,19 +312,18 @@ class KeyedAppends(Closing):
 
     async def append_async(self, key: bytes, value: bytes | None, *, expect_tail: int | None = None) -> LogPosition:
         """Await ``append``. To cancel it does not withdraw an append that has begun."""
-        return await self._durable(lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False))
+        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
+        return await self._submitting.submitted(
+            lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False)
+        )
 
     async def append_batch_async(
         self, records: Iterable[tuple[bytes, bytes | None]], *, expect_tails: Mapping[bytes, int] | None = None
     ) -> LogPosition:
         """Await ``append_batch``, as ``append_async``."""
-        return await self._durable(lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False))
-
-    async def _durable(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
-        import asyncio  # noqa: PLC0415 - as in ``Calls``
-
-        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
-        return await asyncio.wrap_future(await self._submitting.made(submit))
+        return await self._submitting.submitted(
+            lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False)
+        )
 
     def _append(
         self,

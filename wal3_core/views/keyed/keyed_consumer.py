@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.views.keyed.key_reader import Hit, KeyReader
 
-# Collections read every cursor, so that it stays small.
+# Keys that a cursor has: collections read every cursor, so that it stays small.
 KEYS_MAX = 8192
-# Well below what a cursor can take.
+# Bytes that the keys take, well below what a cursor can take.
 _KEYS_BYTES_MAX = 3 * 2**16
 
 

@@ -30,8 +30,9 @@ from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 from wal3_core.views.keyed.shared_reads import KeyedOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
+    from wal3_core.arguments import Check
     from wal3_core.log.read.consumed import ConsumerStart
     from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
@@ -61,7 +62,7 @@ class KeyedScan:
         self._records_max = records_max
         self._bytes_max = bytes_max
         self.start, self._limit = offsets.within(manifest)
-        # How many records were read, and up to where; in asyncio, some are read before they are given.
+        # Records that were read, and up to where; in asyncio, some are read before they are given.
         self._num_read = 0
         self._at = self.next_offset = self.start
         self._ready: deque[Record] = deque()
@@ -133,7 +134,15 @@ def _positive(value: object, name: str) -> int:
     return plain
 
 
+_OPENING: Mapping[str, Check] = {
+    "store": a_store,
+    "log": check_log_name,
+    "options": optional(instance_of(KeyedOptions)),
+    "runtime": optional(a_runtime),
+}
 _SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
+_BYTES = optional(record_bytes)
+_FOLLOWING = {"key": _BYTES, "prefix": _BYTES, "start": optional(integer), "idle_s": optional(seconds)}
 
 
 class KeyedLog(KeyedAppends):
@@ -148,9 +157,7 @@ class KeyedLog(KeyedAppends):
     """
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(**_OPENING)
     def open(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -158,9 +165,7 @@ class KeyedLog(KeyedAppends):
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(**_OPENING)
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -230,7 +235,7 @@ class KeyedLog(KeyedAppends):
 
     scan_keys_async = awaited(scan_keys)
 
-    @checked(prefix=record_bytes, after=optional(record_bytes), keys_max=optional(_positive))
+    @checked(prefix=record_bytes, after=_BYTES, keys_max=optional(_positive))
     def keys(
         self,
         prefix: bytes = b"",
@@ -347,9 +352,7 @@ class KeyedLog(KeyedAppends):
 
     consumer_async = awaited(consumer)
 
-    @checked(
-        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
-    )
+    @checked(**_FOLLOWING)
     def follow(
         self,
         key: bytes | None = None,
@@ -364,9 +367,7 @@ class KeyedLog(KeyedAppends):
         """
         yield from self._followed(key, prefix, start, idle_s).records()
 
-    @checked(
-        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
-    )
+    @checked(**_FOLLOWING)
     def follow_async(
         self,
         key: bytes | None = None,

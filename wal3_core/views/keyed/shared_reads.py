@@ -63,7 +63,7 @@ class KeyedOptions:
 _ROLLUPS_BYTES_MAX = 2**24
 _VERIFIED_MAX = 2**16
 _STRAYS_MAX = 2**16
-# Of strays that are found at once.
+# Strays that are named, of those found at once.
 _SHOWN_MAX = 10
 
 
@@ -108,7 +108,7 @@ class SharedReads:
         # The fragments whose setsum was checked.
         self.verified: Cache[bool] = Cache(runtime, _VERIFIED_MAX, lambda _: 1)
         self.strays = Strays(runtime)
-        # What is being loaded alone: what is held is ``newest``.
+        # Only what is being loaded: what is held is ``newest``.
         self.manifests: Cache[Manifest] = Cache(runtime, 0, lambda _: 1)
         # The manifest that was loaded last, the version of the log's topic before that, and when the load began.
         self.newest: tuple[Manifest, int, float] | None = None
