@@ -385,9 +385,9 @@ MUTANTS = (
     ),
     Mutation(
         "fragments are read in the order they arrive",
-        "map_ahead",
-        "while waiting and _1:\n    yield _2(waiting.popleft())",
-        "while waiting and _1:\n    yield _2(waiting.pop())",
+        "each_ahead",
+        "waiting.popleft()",
+        "waiting.pop()",
     ),
     *MARKING_MUTANTS,
 )

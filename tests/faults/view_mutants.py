@@ -27,15 +27,15 @@ SUBSCRIPTION_MUTANTS = (
     Mutation("a message is given again after its acknowledgement", "Outstanding.finish", "self._forget(...)"),
     Mutation(
         "what was collected before it was read is passed silently",
-        "_Reading._pass",
+        "FeedSubscription._pass",
         "for gap in _: ...",
         "for gap in (): ...",
     ),
     Mutation(
         "a record that is no message is passed silently",
-        "_Reading._add",
+        "FeedSubscription._add",
         "item is None",
-        "not isinstance(item, FeedMessage)",
+        "not isinstance(item, Delivery)",
     ),
     Mutation("a dead letter counts as done", "Outstanding._open", "_1 < self.read_limit", "_1 < 0"),
 )
@@ -62,7 +62,10 @@ READER_MUTANTS = (
         "self._place = self._following.start",
     ),
     Mutation(
-        "the records that followers share begin behind the place", "Recent.records", "_1 > start", "_1 > start + 1"
+        "the records that followers share begin behind the place",
+        "RecentRecords.records",
+        "_1 > start",
+        "_1 > start + 1",
     ),
     Mutation(
         "a scan by key that ends early continues behind its range",

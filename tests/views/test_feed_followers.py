@@ -7,7 +7,6 @@ import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,7 +31,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.views.feed import tail
-from wal3_core.views.feed.tail import Vigil
+from wal3_core.views.feed.tail import Poller, WaitingCall
 
 from .feeds import DEADLINE_S, READER, SINGLE, published, received, simulated
 from .subscribing import AT_ONCE, messages
@@ -109,7 +108,7 @@ def test_followers_get_every_message_in_order_while_others_are_slow_or_leave(
 
 def test_follower_that_fails_while_it_watches_leaves_the_watch_to_another(memory_store: MemoryStore) -> None:
     def work(_: MemoryStore, process: SimProcess) -> list[str]:
-        vigil, done, follower = Vigil(process), [], SimpleNamespace(closed=False)
+        poller, done = Poller(process), []
 
         def failing() -> None:
             process.sleep(1.0)
@@ -117,12 +116,12 @@ def test_follower_that_fails_while_it_watches_leaves_the_watch_to_another(memory
 
         def first() -> None:
             with pytest.raises(KeyboardInterrupt):
-                vigil.wait(0, None, failing, follower)
+                poller.wait(0, None, failing, WaitingCall())
             done.append("failed")
 
         def second() -> None:
             process.sleep(0.5)
-            vigil.wait(0, None, vigil.tell, follower)
+            poller.wait(0, None, poller.announce, WaitingCall())
             done.append("woken")
 
         for each in (first, second):
@@ -346,10 +345,9 @@ def test_fragments_that_followers_share_are_bounded_by_their_decoded_bytes(
 
     assert len(received(reader)) == 8
 
-    held = [found.result(0).table.nbytes for _, found in reader._tail._fragments_shared.values()]
+    held = [fragment.table.nbytes for fragment in reader._tail._fragments_shared._held.values()]
     assert stored < 2**18
     assert 400_000 < sum(held) <= 2**20
-    assert sum(size for size, _ in reader._tail._fragments_shared.values()) == reader._tail._num_bytes
 
 
 @pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])

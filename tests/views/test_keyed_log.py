@@ -410,7 +410,7 @@ def test_key_roll_up_that_was_missing_is_found_once_a_pass_has_written_it(
     [leaf, *_] = [each for each in LogReader.open(memory_store, LOG).manifest().snapshots if each.depth == 1]
     keys = KeyReader(memory_store, LOG, KeyedOptions(), shared_runtime())
     assert keys.rollup(leaf) is NO_ROLLUP
-    snapshot = keys.load_snapshot(leaf)
+    snapshot = keys.stores.snapshots.load(leaf)
     built = build_key_rollup(snapshot, KeyColumns(keys.stores.objects, ReaderOptions()), runtime=shared_runtime())
     keys.stores.key_rollups.write(leaf, built)
 

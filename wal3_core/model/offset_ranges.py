@@ -75,10 +75,6 @@ class OffsetRanges:
         index = bisect_right(self.ranges, (start, U64_MAX)) - 1
         return max(start, self.ranges[index][1]) if index >= 0 else start
 
-    def first(self, count: int) -> OffsetRanges:
-        """Return the lowest ``count`` ranges."""
-        return OffsetRanges(self.ranges[:count])
-
     def to_text(self, start: int) -> str:
         """Encode ranges above ``start``: ``<offsets since the range before>+<offsets of the range>`` for each."""
         parts = []

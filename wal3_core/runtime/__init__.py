@@ -12,7 +12,16 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
-from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held, later, map_ahead
+from wal3_core.runtime.outcome import (
+    Cache,
+    CancellableOutcome,
+    Outcome,
+    TellingOutcome,
+    callbacks_held,
+    each_ahead,
+    later,
+    map_ahead,
+)
 from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
@@ -21,6 +30,7 @@ __all__ = [
     "US_PER_S",
     "WORKERS_MAX",
     "AppendEnd",
+    "Cache",
     "CancellableOutcome",
     "CommitEnd",
     "Conflict",
@@ -35,6 +45,7 @@ __all__ = [
     "Timer",
     "a_runtime",
     "callbacks_held",
+    "each_ahead",
     "enable_metrics",
     "later",
     "map_ahead",

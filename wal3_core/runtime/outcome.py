@@ -1,6 +1,6 @@
 """A future that stays usable when a thread that waits for it is interrupted.
 
-``map_ahead`` and ``later`` do work on the shared workers, ahead of the caller.
+``map_ahead`` and ``later`` do work on the shared workers, ahead of the caller; a ``Cache`` loads each value once.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures._base import FINISHED, PENDING
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from wal3_core.errors import UnavailableError
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from wal3_core.runtime.port import Runtime
 
@@ -281,16 +282,31 @@ def map_ahead(
 ) -> Iterator[T]:
     """Do the work on each item on the shared workers, ``count`` items ahead of the caller; yield results in order.
 
-    While the next item is not ``ready`` (asking for it would block), results are yielded first. ``share`` says
-    whose work it is.
+    ``ready`` as for ``each_ahead``; ``share`` says whose work it is.
     """
-    waiting: deque[Future[T]] = deque()
+    begin = lambda item: partial(runtime.wait, later(runtime, partial(work, item), share))  # noqa: E731 - of one line
+    for _, result in each_ahead(items, begin, lambda: count, ready):
+        yield result
+
+
+def each_ahead(
+    items: Iterable[A],
+    begin: Callable[[A], Callable[[], T]],
+    count: Callable[[], int],
+    ready: Callable[[], bool] = lambda: True,
+) -> Iterator[tuple[A, T]]:
+    """Yield each item with what ``begin`` loads for it, ``count`` items ahead of the caller, as it says each time.
+
+    While the next item is not ``ready`` (asking for it would block), results are yielded first.
+    """
+    waiting: deque[tuple[A, Callable[[], T]]] = deque()
     for item in items:
-        waiting.append(later(runtime, partial(work, item), share))
-        while waiting and (len(waiting) > count or not ready()):
-            yield runtime.wait(waiting.popleft())
-    while waiting:
-        yield runtime.wait(waiting.popleft())
+        waiting.append((item, begin(item)))
+        while waiting and (len(waiting) > count() or not ready()):
+            first, wait = waiting.popleft()
+            yield first, wait()
+    for first, wait in waiting:
+        yield first, wait()
 
 
 def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Future[T]:
@@ -305,3 +321,88 @@ def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Fut
 
     runtime.spawn(run, share=share)
     return future
+
+
+class Cache(Generic[T]):
+    """Values by key, those used last; they take at most ``bytes_max`` bytes. What is being loaded is loaded once."""
+
+    def __init__(self, runtime: Runtime, bytes_max: int, size_of: Callable[[T], int]) -> None:
+        self._runtime = runtime
+        self._bytes_max = bytes_max
+        self._size_of = size_of
+        self._lock = runtime.lock()
+        self._held: OrderedDict[Hashable, T] = OrderedDict()
+        self._loading: dict[Hashable, Future[T]] = {}
+        self._num_bytes = 0
+
+    def get(self, key: Hashable) -> T | None:
+        """Return a value that is held."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+            return found
+
+    def keep(self, key: Hashable, value: T) -> None:
+        """Hold a value, and drop those that were not used for longest."""
+        with self._lock:
+            before = self._held.pop(key, None)
+            self._num_bytes += self._size_of(value) - (0 if before is None else self._size_of(before))
+            self._held[key] = value
+            while self._num_bytes > self._bytes_max:
+                _, dropped = self._held.popitem(last=False)
+                self._num_bytes -= self._size_of(dropped)
+
+    def begin(self, key: Hashable, load: Callable[[], T], share: Share | None) -> Callable[[], T]:
+        """Begin to load a value, unless it is held or being loaded; return how to wait for it.
+
+        It is loaded on the shared workers; with None for ``share`` in this thread, before this returns. A load that
+        another reader began and that failed is repeated: it may have failed for that reader alone.
+        """
+        self._runtime.check_process()
+        future: Outcome[T] = Outcome()
+        try:
+            with self._lock:
+                held = self._held.get(key)
+                if held is not None:
+                    self._held.move_to_end(key)
+                    return lambda: held
+                loading = self._loading.setdefault(key, future)
+            if loading is not future:
+                return partial(self._joined, loading, load)
+            task = partial(self._load, key, load, future)
+            if share is None:
+                task()
+            else:
+                self._runtime.spawn(task, share=share)
+        except BaseException:
+            # Interrupted before it began: others would wait for it for ever.
+            self._forget(key, future)
+            raise
+        return partial(self._runtime.wait, future)
+
+    def _joined(self, loading: Future[T], load: Callable[[], T]) -> T:
+        try:
+            return self._runtime.wait(loading)
+        except Exception:  # noqa: BLE001 - it is raised again below if it concerns this reader
+            return load()
+
+    def _load(self, key: Hashable, load: Callable[[], T], future: Outcome[T]) -> None:
+        try:
+            value = load()
+            self.keep(key, value)
+        except BaseException as error:
+            self._forget(key, future)
+            if not isinstance(error, Exception):
+                # An interrupt of this thread, which is none of the others that wait.
+                future.set_exception(UnavailableError("a read was cut short"))
+                raise
+            future.set_exception(error)
+        else:
+            self._forget(key, future)
+            future.set_result(value)
+
+    def _forget(self, key: Hashable, future: Outcome[T]) -> None:
+        with self._lock:
+            if self._loading.get(key) is future:
+                del self._loading[key]

@@ -249,6 +249,12 @@ class Calls:
                     wake()
             raise
 
+    async def submitted(self, submit: Callable[[], Future[T]]) -> T:
+        """Make a call that returns a future, and await that."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        return await asyncio.wrap_future(await self.made(submit))
+
     def _begin(self, call: Callable[[], T]) -> tuple[ThreadPoolExecutor, Future[T]]:
         while True:
             threads = self._threads

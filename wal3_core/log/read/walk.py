@@ -31,7 +31,7 @@ from wal3_core.runtime.loggers import READER
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from wal3_core.model.manifest import Manifest
@@ -242,6 +242,38 @@ def check_whole(url: str, pointer: FragmentPointer) -> None:
             f" from offset {pointer.start.offset} on: read again, or read a pin"
         )
         raise GarbageCollectedError(message)
+
+
+def with_reloads(
+    url: str, manifest: Manifest, load: Callable[[], Manifest], work: Callable[[Manifest], T], *, reloads_max: int
+) -> T:
+    """Do a work on a manifest of a log; again on the newest one, if objects were replaced meanwhile.
+
+    The MissingError of an object that the newest manifest names, too: it is lost.
+    """
+    missing = ""
+    for _ in range(reloads_max + 1):
+        try:
+            return work(manifest)
+        except MissingError as error:
+            if error.path == missing:
+                raise
+            missing, manifest = error.path, load()
+    message = f"log {url}: maintenance replaced what was to be read again and again"
+    raise UnavailableError(message)
+
+
+def newest_first(
+    pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot], floor: int = 0
+) -> Iterator[FragmentPointer]:
+    """Go through the fragments that end behind an offset, the newest first; snapshots are loaded one by one."""
+    for pointer in reversed(pointers):
+        if pointer.limit.offset <= floor:
+            return
+        if isinstance(pointer, FragmentPointer):
+            yield pointer
+        else:
+            yield from newest_first(load(pointer).pointers, load, floor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, text, wrong
-from wal3_core.errors import FeedMovedError, InvalidRequestError, MissingError
-from wal3_core.log.read.following import Calls
+from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.scan import BegunAtTime, begun, check_start
+from wal3_core.log.read.walk import newest_first
 from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime
@@ -19,24 +18,18 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.feed.messages import WHERE, FeedMessage, Stray, message_of, start_of, token_of
-from wal3_core.views.feed.tail import Call, Looking, Tail, TimeIsOverError, tail_of
-from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, TopicFilter, check_patterns
+from wal3_core.views.feed.tail import Follower, SharedTailReader, tail_of
+from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
 
-T = TypeVar("T")
-
 # "beginning", "end", "last", "last_per_topic", an offset, the position of a feed reader or of a message, or a time.
 FeedStart = str | int | AtTime | datetime
-# A log whose objects are replaced while they are looked through is looked through again, as often.
-_LOOKS_MAX = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -69,26 +62,20 @@ def feed_start(value: object, name: str) -> str | int | AtTime:
     return offset
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Where a read starts, and what lies behind that place and is passed."""
-
-    place: int | BegunAtTime
-    passed: OffsetRanges = field(default_factory=OffsetRanges)
-
-
 def begun_at(
-    start: str | int | AtTime, manifest: Manifest, log: str, *, tail: Tail, takes: Callable[[str], bool]
-) -> Begun:
-    """Fix where a read of some topics starts; GarbageCollectedError when the log no longer holds that place.
+    start: str | int | AtTime, manifest: Manifest, log: str, *, tail: SharedTailReader, takes: Callable[[str], bool]
+) -> tuple[int | BegunAtTime, OffsetRanges]:
+    """Return where a read of some topics starts, and what lies behind that place and is passed.
+
+    GarbageCollectedError when the log no longer holds that place.
 
     To find the last message, fragments are read back to it; to find each topic's, the keys of the whole log.
     """
     if start == "last":
-        return Begun(_looked_up(tail, manifest, partial(_last, tail, takes)))
+        return tail.with_reloads(manifest, partial(_last, tail, takes)), OffsetRanges()
     if start == "last_per_topic":
-        return _looked_up(tail, manifest, partial(_last_per_topic, tail, takes))
-    return Begun(_fixed(start, manifest, log))
+        return tail.with_reloads(manifest, partial(_last_per_topic, tail, takes))
+    return _fixed(start, manifest, log), OffsetRanges()
 
 
 def _fixed(start: str | int | AtTime, manifest: Manifest, log: str) -> int | BegunAtTime:
@@ -113,30 +100,20 @@ def _fixed(start: str | int | AtTime, manifest: Manifest, log: str) -> int | Beg
     return place
 
 
-def _looked_up(tail: Tail, manifest: Manifest, look: Callable[[Manifest], T]) -> T:
-    """Look through a log; again in the newest manifest, if objects of the one before were replaced meanwhile."""
-    left = _LOOKS_MAX
-    while True:
-        try:
-            return look(manifest)
-        except MissingError:
-            before, manifest, left = manifest, tail.manifest(), left - 1
-            if not left or manifest == before:
-                raise
-
-
-def _last(tail: Tail, takes: Callable[[str], bool], manifest: Manifest) -> int:
-    for topics in tail.topics(tail.newest_first(manifest)):
+def _last(tail: SharedTailReader, takes: Callable[[str], bool], manifest: Manifest) -> int:
+    for topics in tail.topics(newest_first(manifest.pointers, tail.load_snapshot)):
         found = [offset for offset, topic in topics if topic is not None and takes(topic)]
         if found:
             return found[-1]
     return manifest.next.position.offset
 
 
-def _last_per_topic(tail: Tail, takes: Callable[[str], bool], manifest: Manifest) -> Begun:
+def _last_per_topic(
+    tail: SharedTailReader, takes: Callable[[str], bool], manifest: Manifest
+) -> tuple[int, OffsetRanges]:
     seen: set[str] = set()
     last = []
-    for topics in tail.topics(tail.newest_first(manifest)):
+    for topics in tail.topics(newest_first(manifest.pointers, tail.load_snapshot)):
         for offset, topic in reversed(topics):
             if topic is not None and topic not in seen and takes(topic):
                 seen.add(topic)
@@ -144,10 +121,10 @@ def _last_per_topic(tail: Tail, takes: Callable[[str], bool], manifest: Manifest
     end = manifest.next.position.offset
     wanted = OffsetRanges.of((offset, offset + 1) for offset in last)
     place = wanted.ranges[0][0] if last else end
-    return Begun(place, OffsetRanges(tuple(wanted.missing(place, end))))
+    return place, OffsetRanges(tuple(wanted.missing(place, end)))
 
 
-def num_behind(tail: Tail, manifest: Manifest, start: int, is_wanted: Callable[[int, str], bool]) -> int:
+def num_behind(tail: SharedTailReader, manifest: Manifest, start: int, is_wanted: Callable[[int, str], bool]) -> int:
     """Count the messages from an offset on that are wanted, by the keys that are stored there."""
 
     def count(manifest: Manifest) -> int:
@@ -159,28 +136,7 @@ def num_behind(tail: Tail, manifest: Manifest, start: int, is_wanted: Callable[[
             for offset, topic in topics
         )
 
-    return _looked_up(tail, manifest, count)
-
-
-class _Follower(Protocol):
-    @property
-    def ended(self) -> bool: ...
-
-
-def ends(follower: _Follower, following: Following | None, place: ReadStart, log: str) -> bool:
-    """Return whether a feed has ended; FeedMovedError if it goes on in another log, a successor."""
-    ended = follower.ended
-    sealed = following.sealed if ended and following is not None else None
-    if following is not None and sealed is not None and sealed.seal is not None and sealed.seal.successor is not None:
-        successor, offset = sealed.seal.successor, sealed.next.position.offset
-        # A time that the log has not reached is waited for in the other one.
-        position = token_of(sealed.log_id, place if isinstance(place, BegunAtTime) else offset)
-        message = (
-            f"feed {log}: expected an open log, found it sealed at offset {offset}, and all its messages received: the"
-            f" feed goes on in log {successor}: open that one at {position}"
-        )
-        raise FeedMovedError(message, successor=successor, position=position)
-    return ended
+    return tail.with_reloads(manifest, count)
 
 
 # Records read ahead of the caller, and their bytes.
@@ -188,7 +144,7 @@ RECORDS_TAKEN_MAX = 256
 BYTES_TAKEN_MAX = 2**22
 
 
-class FeedReader:
+class FeedReader(Follower[FeedMessage | Stray]):
     """Receives the messages of a log in order, from a place on. Owns no thread; one thread at a time receives.
 
     Readers of one log and store in a process share what they fetch: a hundred of them cost one GET per new fragment.
@@ -199,16 +155,12 @@ class FeedReader:
     In asyncio, iterate by ``async for``, or await ``recv_async`` and ``recv_as_of_async``.
     """
 
-    def __init__(self, tail: Tail, log: str, runtime: Runtime, topics: tuple[Pattern, ...]) -> None:
-        self._tail = tail
+    def __init__(
+        self, tail: SharedTailReader, log: str, runtime: Runtime, topics: tuple[Pattern, ...], start: str | int | AtTime
+    ) -> None:
+        super().__init__(tail, runtime, topics)
         self._log = log
-        self._runtime = runtime
-        self._filter = TopicFilter(topics)
-        self._log_id = tail.newest(0.0).log_id
-        self._looking = Looking(tail, runtime)
-        # One thread: a call that was cancelled has ended, and given back its message, before the next one begins.
-        self._async = Calls("wal3-feed")
-        self._num_strays = 0
+        self._begin(start, 0.0)
 
     @classmethod
     @checked(
@@ -240,9 +192,7 @@ class FeedReader:
         """
         runtime = runtime or shared_runtime()
         tail = tail_of(store, log, options or ReaderOptions(), runtime)
-        reader = cls(tail, log, runtime, check_patterns(topics, "topics"))
-        reader._begin(feed_start(start, "start"), 0.0)
-        return reader
+        return cls(tail, log, runtime, check_patterns(topics, "topics"), feed_start(start, "start"))
 
     @property
     def position(self) -> str:
@@ -259,33 +209,6 @@ class FeedReader:
         """Whether the log is sealed, and all its messages were received."""
         return not self._ready and self._following.sealed is not None
 
-    @checked(timeout_s=optional(seconds))
-    def recv(self, timeout_s: float | None = None) -> FeedMessage | Stray | None:
-        """Return the next message, as soon as there is one; None after ``timeout_s`` seconds, or once it ``ended``.
-
-        Without a timeout it waits for ever; with 0 it looks at the log, to its end, and does not wait. A commit of this
-        process wakes it at once. Others are found by polling, as ``ReaderOptions`` say: all readers of the log together
-        cost one conditional GET per poll. FeedMovedError, naming it, when the log is sealed, all its messages were
-        received, and the feed goes on in a successor. ClosedError once another thread has called ``close``.
-        """
-        return self._looking.called(Call(), partial(self._recv, timeout_s))
-
-    def _recv(self, timeout_s: float | None, call: Call) -> FeedMessage | Stray | None:
-        limit_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
-        while not call.called_off:
-            self._looking.begin(limit_s, call, at_once=timeout_s == 0)
-            item = None
-            try:
-                item = self._next(limit_s if timeout_s else None)
-            except TimeIsOverError:
-                if not self._looking.is_over(limit_s):
-                    # The look goes on: it need not be news for those that wait.
-                    continue
-            over = item is not None or ends(self, self._following, self._place, self._tail.url)
-            if over or not self._looking.pause(limit_s, call):
-                return item
-        return None
-
     @checked(timestamp=a_time, timeout_s=optional(seconds))
     def recv_as_of(
         self, timestamp: int | AtTime | datetime, timeout_s: float | None = None
@@ -299,46 +222,20 @@ class FeedReader:
         self._begin(a_time(timestamp, "timestamp"), self._runtime.monotonic_s())
         return self.recv(timeout_s)
 
-    @checked(timeout_s=optional(seconds))
-    async def recv_async(self, timeout_s: float | None = None) -> FeedMessage | Stray | None:
-        """Await ``recv``. When its caller is cancelled, no message is lost: the next call returns it."""
-        call = Call()
-        return await self._async.made(
-            partial(self._looking.called, call, partial(self._recv, timeout_s)),
-            wake=partial(self._looking.call_off, call),
-            give_back=self._give_back,
-        )
-
     @checked(timestamp=a_time, timeout_s=optional(seconds))
     async def recv_as_of_async(
         self, timestamp: int | AtTime | datetime, timeout_s: float | None = None
     ) -> FeedMessage | Stray | None:
         """Await ``recv_as_of``."""
-        await self._async.made(partial(self._begin, a_time(timestamp, "timestamp"), self._runtime.monotonic_s()))
+        await self._receiving.made(partial(self._begin, a_time(timestamp, "timestamp"), self._runtime.monotonic_s()))
         return await self.recv_async(timeout_s)
-
-    def close(self) -> None:
-        """End ``recv``, now and later, with ClosedError: from any thread. A reader that is not closed costs nothing."""
-        self._looking.close()
-        self._async.close()
-
-    def __iter__(self) -> Iterator[FeedMessage | Stray]:
-        """Go through the messages, and wait for more, until the feed has ``ended``. Errors as ``recv``."""
-        while (item := self.recv()) is not None:
-            yield item
-
-    async def __aiter__(self) -> AsyncGenerator[FeedMessage | Stray, None]:
-        """Go through the messages from asyncio, as ``iter``."""
-        while (item := await self.recv_async()) is not None:
-            yield item
 
     def _begin(self, start: str | int | AtTime, since_s: float) -> None:
         manifest = self._tail.newest(since_s)
-        begun = begun_at(start, manifest, self._log, tail=self._tail, takes=self._filter.takes)
-        self._place, self._passed = begun.place, begun.passed
+        place, self._passed = begun_at(start, manifest, self._log, tail=self._tail, takes=self._takes)
         # The time that is waited for, until a message of that time was found.
-        self._as_of_us = begun.place.timestamp_us if isinstance(begun.place, BegunAtTime) else None
-        self._following: Following = self._tail.followed(begun.place, self._manifest)
+        self._as_of_us = place.timestamp_us if isinstance(place, BegunAtTime) else None
+        self._place, self._following = place, self._tail.followed(place, self._newer)
         self._clear()
 
     def _clear(self) -> None:
@@ -348,9 +245,9 @@ class FeedReader:
         # More each time: the first message waits for no fragments but its own.
         self._take_max = 1
 
-    def _manifest(self) -> Manifest:
+    def _newer(self) -> Manifest:
         start = self._following.start
-        return self._looking.manifest(start if isinstance(start, int) else None)
+        return self._manifest(start if isinstance(start, int) else None)
 
     def _next(self, until_s: float | None) -> FeedMessage | Stray | None:
         """Return the next message that the log holds now; what no pattern matches is passed, until a time."""
@@ -371,7 +268,7 @@ class FeedReader:
     def _item_of(self, record: Record) -> FeedMessage | Stray | None:
         if record.offset in self._passed:
             return None
-        item = message_of(record, self._log_id, self._filter.takes)
+        item = message_of(record, self._log_id, self._takes, FeedMessage)
         if self._as_of_us is not None and isinstance(item, FeedMessage):
             if item.published_us < self._as_of_us:
                 return None

@@ -9,37 +9,36 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
 from wal3_core.log.read.consumed import keep_successors
-from wal3_core.log.read.following import Calls
+from wal3_core.log.read.following import Calls, Closing, awaited
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
-from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, ends, feed_start, num_behind
-from wal3_core.views.feed.messages import Delivery, FeedMessage, Gap, Stray, delivery_of, message_of
-from wal3_core.views.feed.outstanding import Item, Outstanding, UncountedError, start_of_item
-from wal3_core.views.feed.saved_subscription import SavedSubscription, Saver, Wanted
+from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, feed_start, num_behind
+from wal3_core.views.feed.messages import Delivery, Gap, Stray, message_of
+from wal3_core.views.feed.outstanding import Item, UncountedError, start_of_item
+from wal3_core.views.feed.saved_subscription import SavedSubscription, Wanted
 from wal3_core.views.feed.subscribed import SubscriptionInfo, SubscriptionOptions
-from wal3_core.views.feed.tail import Call, Looking, Tail, TimeIsOverError, tail_of
-from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, TopicFilter, check_patterns
+from wal3_core.views.feed.tail import Follower, SharedTailReader, WaitingCall, tail_of
+from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
-    from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
 
-# How many calls of one subscription wait at a time in asyncio, and how many save or look.
+# Calls of one subscription in asyncio that wait at a time, and those that save or look.
 _RECEIVING_MAX = 256
 _ASIDE_MAX = 4
 _an_item = instance_of(Delivery, Gap, Stray)
 
 
-class FeedSubscription:
+class FeedSubscription(Follower[Item], Closing):
     """Receives the messages of a log under a name that outlives this process. A context manager.
 
     Each message is delivered until it is acknowledged, in any order; what was not acknowledged when a process ended, or
@@ -48,22 +47,25 @@ class FeedSubscription:
     other. A record that is no message is passed: it is received once, as a ``Stray``, and needs no acknowledgement. Any
     number of threads may use it at once. Its state is a cursor of the log.
 
+    ``recv`` gives a subscription that does not pin a ``Gap`` for messages that are gone, whatever their topics were; it
+    is to be acknowledged like a message. It waits while ``prefetch_max`` messages are not acknowledged, and raises
+    CursorConflictError if the subscription was removed meanwhile.
+
     In asyncio, use ``async with`` and ``async for``, and await the methods whose names end in ``_async``.
     """
 
-    def __init__(self, tail: Tail, saved: SavedSubscription, options: SubscriptionOptions, runtime: Runtime) -> None:
-        self._tail = tail
+    def __init__(
+        self, tail: SharedTailReader, saved: SavedSubscription, options: SubscriptionOptions, runtime: Runtime
+    ) -> None:
+        # What waits for messages keeps no thread from what is done with them.
+        super().__init__(tail, runtime, saved.state.topics, threads_max=_RECEIVING_MAX)
+        self._async = Calls("wal3-feed-aside", _ASIDE_MAX)
         self._saved = saved
         self._options = options
-        self._runtime = runtime
-        self._lock = runtime.lock()
-        self._outstanding = Outstanding(saved.position, saved.state.progress)
-        self._saver = Saver(saved, self._outstanding, self._lock, options=options, runtime=runtime)
-        self._reading = _Reading(tail, self._saver)
-        self._looking = self._reading.looking
-        self._acks = f"{tail.url}#{runtime.token()}"
-        # What waits for messages keeps no thread from what is done with them.
-        self._receiving, self._aside = Calls("wal3-feed", _RECEIVING_MAX), Calls("wal3-feed-aside", _ASIDE_MAX)
+        # Taken in this order: for reading, for what is outstanding.
+        self._reading, self._lock = runtime.lock(), saved.lock
+        self._outstanding = saved.outstanding
+        self._following = tail.followed(self._outstanding.read_limit, self._newer)
 
     @classmethod
     @checked(
@@ -99,8 +101,8 @@ class FeedSubscription:
         cursors = CursorStore(store, log, runtime=runtime, retry=options.reader.retry, log_id=log_id)
         patterns = check_patterns(topics, "topics")
         place = feed_start(start, "start")
-        wanted = Wanted(log=log, name=name, start=place, topics=patterns, pins=options.pins, token=runtime.token())
-        saved = SavedSubscription.open(cursors, tail, wanted)
+        wanted = Wanted(log=log, name=name, start=place, topics=patterns, options=options)
+        saved = SavedSubscription.open(cursors, tail, wanted, runtime)
         keep_successors(store, name, saved.witness, tail.manifest(), options=options.reader, runtime=runtime)
         return cls(tail, saved, options, runtime)
 
@@ -124,89 +126,9 @@ class FeedSubscription:
     @property
     def ended(self) -> bool:
         """Whether the log is sealed, and all its messages were acknowledged, or are dead letters."""
-        following, found = self._reading.following, self._outstanding
-        sealed = following is not None and following.sealed is not None
+        following, found = self._following, self._outstanding
         # In this order: it may be put back meanwhile, or was since it came to the seal.
-        return sealed and not len(found) and following is not None and following.start == found.read_limit
-
-    @checked(timeout_s=optional(seconds))
-    def recv(self, timeout_s: float | None = None) -> Item | None:
-        """Return the next message, or one that is due again; None after ``timeout_s`` seconds, or once it ``ended``.
-
-        A ``Gap`` tells a subscription that does not pin which messages are gone, whatever their topics were; it is to
-        be acknowledged like a message. Waits and ends as ``FeedReader.recv``, and waits while ``prefetch_max`` messages
-        are not acknowledged. CursorConflictError if the subscription was removed meanwhile.
-        """
-        return self._looking.called(Call(), partial(self._recv, timeout_s))
-
-    def _recv(self, timeout_s: float | None, call: Call) -> Item | None:
-        limit_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
-        while not call.called_off:
-            self._saver.raise_failure()
-            acks = self._runtime.await_topic(self._acks, -1, 0.0)
-            self._looking.begin(limit_s, call, at_once=timeout_s == 0)
-            item = None
-            try:
-                item = self._reading.next(limit_s if timeout_s else None)
-            except TimeIsOverError:
-                if not self._looking.is_over(limit_s):
-                    # The look goes on: it need not be news for those that wait.
-                    continue
-            over = item is not None or ends(self, self._reading.following, self._outstanding.read_limit, self._tail.url)
-            if over or not self._pause(acks, limit_s, call):
-                return item
-        return None
-
-    @checked(timeout_s=optional(seconds))
-    async def recv_async(self, timeout_s: float | None = None) -> Item | None:
-        """Await ``recv``. When its caller is cancelled, what it would have returned is delivered to the next one."""
-        call = Call()
-        return await self._receiving.made(
-            partial(self._looking.called, call, partial(self._recv, timeout_s)),
-            wake=partial(self._call_off, call),
-            give_back=self._give_back,
-        )
-
-    def __iter__(self) -> Iterator[Item]:
-        """Go through the messages, and wait for more, until the subscription has ``ended``. Errors as ``recv``."""
-        while (item := self.recv()) is not None:
-            yield item
-
-    async def __aiter__(self) -> AsyncGenerator[Item, None]:
-        """Go through the messages from asyncio, as ``iter``."""
-        while (item := await self.recv_async()) is not None:
-            yield item
-
-    def _call_off(self, call: Call) -> None:
-        self._looking.call_off(call)
-        self._runtime.publish(self._acks)
-
-    def _give_back(self, item: Item | None) -> None:
-        if item is not None:
-            with self._lock:
-                self._outstanding.take_back(item, self._runtime.monotonic_s())
-                self._reading.num_strays -= isinstance(item, Stray)
-            self._rouse()
-
-    def _rouse(self) -> None:
-        """Let those that wait look at what is due now."""
-        self._looking.rouse()
-        self._runtime.publish(self._acks)
-
-    def _pause(self, acks: int, limit_s: float | None, call: Call) -> bool:
-        with self._lock:
-            due_s, full = self._outstanding.due_s, self._reading.is_full()
-        now_s = self._runtime.monotonic_s()
-        if limit_s is not None and now_s >= limit_s:
-            return False
-        until_s = [each for each in (due_s, limit_s) if each is not None]
-        if full:
-            # At the latest when an item is due again: there is one.
-            pause_s = max(0.0, min(until_s, default=now_s + self._options.ack_wait_s) - now_s)
-            self._runtime.await_topic(self._acks, acks, pause_s)
-            return True
-        self._looking.pause(min(until_s, default=None), call)
-        return True
+        return following.sealed is not None and not len(found) and following.start == found.read_limit
 
     @checked(item=_an_item)
     def acknowledge(self, item: Item) -> None:
@@ -219,10 +141,12 @@ class FeedSubscription:
         with self._lock:
             found = self._outstanding.finish(item)
         if found:
-            self._runtime.publish(self._acks)
-            self._saver.changed(1)
+            self._rouse(for_room=True)
+            self._saved.changed(1)
         else:
             self._check_delivered(item)
+
+    acknowledge_async = awaited(acknowledge)
 
     @checked(item=_an_item, delay_s=seconds)
     def nak(self, item: Item, delay_s: float = 0.0) -> bool:
@@ -236,10 +160,14 @@ class FeedSubscription:
             self._rouse()
         return found
 
+    nak_async = awaited(nak)
+
     @checked(item=_an_item)
     def in_progress(self, item: Item) -> bool:
         """Say that an item is being worked on: its ``ack_wait_s`` begins again. False as ``nak``."""
         return self._put_off(item, self._options.ack_wait_s)
+
+    in_progress_async = awaited(in_progress)
 
     def _put_off(self, item: Item, delay_s: float) -> bool:
         self._runtime.check_process()
@@ -271,12 +199,14 @@ class FeedSubscription:
             dead = self._outstanding.dead
         return [self._dead_letter(offset, attempts) for offset, attempts in dead.items()]
 
+    dead_letters_async = awaited(dead_letters)
+
     def _dead_letter(self, offset: int, attempts: int) -> Delivery | Gap:
         with contextlib.suppress(GarbageCollectedError):
             for record in self._tail.records(offset, Limits(records=1)):
-                item = message_of(record, self._reading.log_id, self._reading.takes)
-                if record.offset == offset and isinstance(item, FeedMessage):
-                    return delivery_of(item, attempts)
+                item = message_of(record, self._log_id, self._takes, partial(Delivery, attempt=attempts))
+                if record.offset == offset and isinstance(item, Delivery):
+                    return item
         return Gap(start=offset, limit=offset + 1)
 
     @checked(item=instance_of(Delivery))
@@ -290,8 +220,10 @@ class FeedSubscription:
         if not found:
             message = f"subscription {self._saved.name}: expected a dead letter, found {item.offset}, which is none"
             raise InvalidRequestError(message)
-        self._saver.changed(0)
+        self._saved.changed(0)
         self._rouse()
+
+    redeliver_async = awaited(redeliver)
 
     def info(self) -> SubscriptionInfo:
         """Count what is to be delivered and what is not acknowledged: reads the keys behind the last message read."""
@@ -300,16 +232,18 @@ class FeedSubscription:
             waiting, given, again = self._outstanding.num_given()
             num_dead, read_limit, is_behind = len(self._outstanding.dead), *self._outstanding.behind()
         behind = num_behind(
-            self._tail, manifest, read_limit, lambda offset, topic: self._reading.takes(topic) and is_behind(offset)
+            self._tail, manifest, read_limit, lambda offset, topic: self._takes(topic) and is_behind(offset)
         )
         return SubscriptionInfo(
             num_pending=waiting + behind,
             num_ack_pending=given,
             num_redelivered=again,
             num_dead=num_dead,
-            num_strays=self._reading.num_strays,
+            num_strays=self._num_strays,
             ack_floor=self.floor,
         )
+
+    info_async = awaited(info)
 
     # ------------------------------------------------------------------ saving
 
@@ -319,54 +253,15 @@ class FeedSubscription:
         CursorConflictError if the subscription was removed meanwhile. If its cursor was put back, this continues there.
         One GET finds that even if nothing is to be saved.
         """
-        self._saver.save(looks=True)
+        self._saved.save(looks=True)
+
+    save_async = awaited(save)
 
     def close(self) -> None:
         """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
-        self._looking.close()
-        self._runtime.publish(self._acks)
-        for calls in (self._receiving, self._aside):
-            calls.close()
-        self._saver.close()
-
-    @checked(item=_an_item)
-    async def acknowledge_async(self, item: Item) -> None:
-        """Await ``acknowledge``."""
-        await self._aside.made(partial(self.acknowledge, item))
-
-    @checked(item=_an_item, delay_s=seconds)
-    async def nak_async(self, item: Item, delay_s: float = 0.0) -> bool:
-        """Await ``nak``."""
-        return await self._aside.made(partial(self.nak, item, delay_s))
-
-    @checked(item=_an_item)
-    async def in_progress_async(self, item: Item) -> bool:
-        """Await ``in_progress``."""
-        return await self._aside.made(partial(self.in_progress, item))
-
-    async def dead_letters_async(self) -> list[Delivery | Gap]:
-        """Await ``dead_letters``."""
-        return await self._aside.made(self.dead_letters)
-
-    @checked(item=instance_of(Delivery))
-    async def redeliver_async(self, item: Delivery) -> None:
-        """Await ``redeliver``."""
-        await self._aside.made(partial(self.redeliver, item))
-
-    async def info_async(self) -> SubscriptionInfo:
-        """Await ``info``."""
-        return await self._aside.made(self.info)
-
-    async def save_async(self) -> None:
-        """Await ``save``."""
-        await self._aside.made(self.save)
-
-    async def close_async(self) -> None:
-        """Await ``close``."""
-        await self._aside.made(self.close)
-
-    def __enter__(self) -> Self:
-        return self
+        super().close()
+        self._async.close()
+        self._saved.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -378,45 +273,49 @@ class FeedSubscription:
                 raise
             error.add_note(f"{type(failure).__name__}: {failure}")
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._aside.made(partial(self.__exit__, kind, error, trace))
+        await self._async.made(partial(self.__exit__, kind, error, trace))
 
+    # ------------------------------------------------------------------ reading
 
-class _Reading:
-    """Reads the log for a subscription as far as there is room, and gives what is to be delivered."""
-
-    def __init__(self, tail: Tail, saver: Saver) -> None:
-        self._tail = tail
-        self._saver = saver
-        self._saved, self._outstanding = saver.saved, saver.outstanding
-        self._options, self._runtime = saver.options, saver.runtime
-        # Taken in this order: for reading, for what is outstanding.
-        self._reading, self._lock = saver.runtime.lock(), saver.lock
-        self.takes = TopicFilter(saver.saved.state.topics).takes
-        self.log_id = tail.newest(0.0).log_id
-        self.looking = Looking(tail, saver.runtime)
-        self.following: Following | None = None
-        self.num_strays = 0
-
-    def is_full(self) -> bool:
-        """Tell whether there is room for no more items."""
+    def _is_full(self) -> bool:
         return len(self._outstanding) >= self._options.prefetch_max
 
-    def next(self, until_s: float | None) -> Item | None:
+    def _next(self, until_s: float | None) -> Item | None:
         """Return an item to deliver; None at the end of what the log holds now, or once it is ``until_s``."""
+        self._saved.raise_failure()
         item, over = self._given(), False
         if item is None:
             with self._reading:
                 # Another thread may have read more meanwhile.
-                while (item := self._given()) is None and not (over or self.is_full()) and self._read():
+                while (item := self._given()) is None and not (over or self._is_full()) and self._read():
                     # What no pattern matches may be the whole log.
                     over = until_s is not None and self._runtime.monotonic_s() >= until_s
         return item
+
+    def _pause(self, limit_s: float | None, call: WaitingCall) -> bool:
+        with self._lock:
+            due_s, call.for_room = self._outstanding.due_s, self._is_full()
+        now_s = self._runtime.monotonic_s()
+        if limit_s is not None and now_s >= limit_s:
+            return False
+        until_s = min((each for each in (due_s, limit_s) if each is not None), default=None)
+        if not call.for_room:
+            return super()._pause(until_s, call) or True
+        # At the latest when an item is due again: there is one.
+        pause_s = self._options.ack_wait_s if until_s is None else max(0.0, until_s - now_s)
+        with contextlib.suppress(TimeoutError):
+            self._runtime.wait(call.woken, pause_s)
+        return True
+
+    def _give_back(self, item: Item | None) -> None:
+        if item is not None:
+            with self._lock:
+                self._outstanding.take_back(item, self._runtime.monotonic_s())
+                self._num_strays -= isinstance(item, Stray)
+            self._rouse()
 
     def _given(self) -> Item | None:
         options = self._options
@@ -429,21 +328,21 @@ class _Reading:
                         self._runtime.monotonic_s(), options.ack_wait_s, options.max_deliveries, saved
                     )
                     num_dead += len(self._outstanding.dead)
-                    self.num_strays += isinstance(item, Stray)
+                    self._num_strays += isinstance(item, Stray)
                 break
             except UncountedError:
                 # If it ends this process, the next one knows how often it was delivered.
-                self._saver.save()
+                self._saved.save()
         if num_dead or (isinstance(item, Delivery) and item.attempt > 1):
-            self._saver.changed(0)
+            self._saved.changed(0)
         return item
 
     def _read(self) -> bool:
         """Read what the log holds now, as far as there is room; False at its end."""
-        following, before = self.following, self._outstanding.read_limit
-        if following is None or following.start != before:
-            # It begins, or an error or another process has moved the place.
-            following = self.following = self._tail.followed(before, self._manifest)
+        following, before = self._following, self._outstanding.read_limit
+        if following.start != before:
+            # An error or another process has moved the place.
+            following = self._following = self._tail.followed(before, self._newer)
         try:
             taken = following.take(self._num_ahead(), BYTES_TAKEN_MAX)
         except GarbageCollectedError:
@@ -461,7 +360,7 @@ class _Reading:
                 self._pass(following.start)
             moved = self._outstanding.read_limit > before
         if moved:
-            self._saver.changed(0)
+            self._saved.changed(0)
         return moved
 
     def _num_ahead(self) -> int:
@@ -469,18 +368,18 @@ class _Reading:
         counts = self._options.max_deliveries is not None
         return max(1, min(RECORDS_TAKEN_MAX, self._options.prefetch_max - len(self._outstanding))) if counts else 1
 
-    def _manifest(self) -> Manifest:
-        manifest = self.looking.manifest(self._outstanding.read_limit)
+    def _newer(self) -> Manifest:
+        manifest = self._manifest(self._outstanding.read_limit)
         if manifest.next.position.offset < self._outstanding.read_limit:
             # Another process has seen more of the log, and said so in the cursor.
-            manifest = self._tail.newest(self._runtime.monotonic_s(), self.looking.limit_s)
+            manifest = self._tail.newest(self._runtime.monotonic_s(), self._poll_limit_s)
         return manifest
 
     def _is_done_elsewhere(self, read_limit: int) -> bool:
         """Find what another process has acknowledged: that may have been collected since."""
         # If the subscription was removed, that is why; the next save says so.
         with contextlib.suppress(CursorConflictError):
-            self._saver.save(looks=True)
+            self._saved.save(looks=True)
         with self._lock:
             return self._outstanding.read_limit != read_limit
 
@@ -501,9 +400,9 @@ class _Reading:
         self._outstanding.read_limit = max(self._outstanding.read_limit, limit)
 
     def _add(self, record: Record) -> None:
-        item = message_of(record, self.log_id, self.takes)
+        item = message_of(record, self._log_id, self._takes, partial(Delivery, attempt=1))
         self._pass(record.offset)
         if item is None:
             self._outstanding.passed(record.offset, record.timestamp_us)
         else:
-            self._outstanding.add(delivery_of(item) if isinstance(item, FeedMessage) else item)
+            self._outstanding.add(item)

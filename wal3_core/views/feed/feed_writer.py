@@ -15,7 +15,7 @@ from wal3_core.views.feed.messages import packed, token_of
 from wal3_core.views.feed.topics import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
     from concurrent.futures import Future
     from datetime import datetime
 
@@ -84,12 +84,7 @@ class FeedWriter(Closing):
         Cancelling withdraws no message that is on its way.
         """
         body, key = _packed(message, timestamp), topic.encode()
-        return self._submitted(partial(self._writer.submit, body, key=key, timeout_s=timeout_s))
-
-    async def _submitted(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
-        import asyncio  # noqa: PLC0415 - as in ``Calls``
-
-        return await asyncio.wrap_future(await self._async.made(submit))
+        return self._async.submitted(partial(self._writer.submit, body, key=key, timeout_s=timeout_s))
 
     @checked(place=instance_of(LogPosition))
     def position_after(self, place: LogPosition) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.arguments import wrong
 from wal3_core.errors import InvalidRequestError, LogReplacedError
@@ -79,6 +79,7 @@ def _own_time(data: bytes) -> msgpack.Timestamp | None:
     return found if isinstance(found, msgpack.Timestamp) and found.seconds >= 0 else None
 
 
+M = TypeVar("M", bound="FeedMessage")
 WHERE = '"beginning", "end", "last", "last_per_topic", an offset, a time, or the position of a feed reader'
 _TOKEN = re.compile(r"(?P<log_id>[0-9a-f]{32}):(?P<offset>[0-9]{1,20})(@(?P<timestamp_us>[0-9]{1,20}))?", re.ASCII)
 
@@ -156,10 +157,10 @@ def start_of(token: str, manifest: Manifest, log: str) -> int | BegunAtTime:
     return offset if timestamp is None else BegunAtTime(int(timestamp), offset)
 
 
-def message_of(record: Record, log_id: LogId, takes: Callable[[str], bool]) -> FeedMessage | Stray | None:
+def message_of(record: Record, log_id: LogId, takes: Callable[[str], bool], make: Callable[..., M]) -> M | Stray | None:
     """Read a record for one who takes some topics; None for one of another topic, of which nothing else is looked at.
 
-    A record that names no topic is a stray to everyone.
+    A record that names no topic is a stray to everyone. ``make`` is ``FeedMessage``, or makes a ``Delivery``.
     """
     topic = topic_of(record.key)
     if topic is None:
@@ -171,7 +172,7 @@ def message_of(record: Record, log_id: LogId, takes: Callable[[str], bool]) -> F
     if fault is not None:
         return _stray(record, log_id, fault)
     at_us = record.timestamp_us
-    return FeedMessage(
+    return make(
         topic=topic,
         message=message,
         offset=record.offset,
@@ -192,16 +193,3 @@ def topic_of(key: bytes | None) -> str | None:
         return key.decode() if key else None
     except UnicodeDecodeError:
         return None
-
-
-def delivery_of(message: FeedMessage, attempt: int = 1) -> Delivery:
-    """Return a message for its first delivery, or another one."""
-    return Delivery(
-        topic=message.topic,
-        message=message.message,
-        offset=message.offset,
-        timestamp_us=message.timestamp_us,
-        published_us=message.published_us,
-        position=message.position,
-        attempt=attempt,
-    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wal3_core.model.position import LogPosition
 
 Item = Delivery | Gap | Stray
-# How many entries that have changed since are left in the order of what is due.
+# Entries that have changed since, and are left in the order of what is due.
 _DUE_MIN = 16
 
 
@@ -271,7 +271,7 @@ class Outstanding:
         ranges.append((start, self.read_limit))
         found = OffsetRanges.of((max(low, floor), high) for low, high in ranges)
         # A range that begins at the floor is possible only if another process has done a part of a gap.
-        done = OffsetRanges(tuple(each for each in found.ranges if each[0] > floor)).first(RANGES_MAX)
+        done = OffsetRanges(tuple(each for each in found.ranges if each[0] > floor)[:RANGES_MAX])
         # Of too many dead letters, which several processes may have made at once, the rest is delivered again.
         dead = OffsetRanges.of((offset, offset + 1) for offset in sorted(self._dead)[:DEAD_SAVED_MAX])
         return Progress(done, self._deliveries(floor), dead)

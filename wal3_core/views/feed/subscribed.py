@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.strict_json import JsonObject, JsonValue
 
-# A cursor's document has room for as many dead letters, and for the counts of them and of all that is outstanding.
+# Dead letters that a cursor's document has room for, and for the counts of them and of all that is outstanding.
 DEAD_MAX = 500
-# Several processes may make dead letters at once.
+# Dead letters that are saved: several processes may make them at once.
 DEAD_SAVED_MAX = 2 * DEAD_MAX
 DELIVERIES_MAX = RANGES_MAX + DEAD_MAX
-# A count that is larger is saved as this.
+# Deliveries that are counted; a larger count is saved as this.
 ATTEMPTS_MAX = 9999
 _DELIVERIES = re.compile(r"[0-9]{1,20}\*[1-9][0-9]{0,3}( [1-9][0-9]{0,19}\*[1-9][0-9]{0,3})*", re.ASCII)
 

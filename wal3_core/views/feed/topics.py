@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from wal3_core.arguments import make_plain, several, text
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 TOPIC_BYTES_MAX = 1024
 PATTERNS_MAX = 100
@@ -64,62 +65,42 @@ def check_patterns(value: object, name: str = "topics") -> tuple[Pattern, ...]:
     return tuple(sorted(patterns, key=lambda each: (isinstance(each, Levels), str(each))))
 
 
-class TopicFilter:
-    """Chooses the topics that match one of some patterns.
+def topic_filter(patterns: tuple[Pattern, ...]) -> Callable[[str], bool]:
+    """Return what tells whether a topic matches one of some patterns.
 
     In a pattern that is text, ``/`` is a character like any other. Upper and lower case differ.
     """
+    if "*" in patterns or Levels(_ACROSS) in patterns:
+        return lambda _: True
+    # Without alternatives, an empty expression would match an empty text alone: no topic is.
+    matches = re.compile("|".join(translate(each) for each in patterns if isinstance(each, str))).fullmatch
+    levels = [_level_matcher(each) for each in patterns if isinstance(each, Levels)]
 
-    def __init__(self, patterns: tuple[Pattern, ...]) -> None:
-        shell = [each for each in patterns if isinstance(each, str)]
-        self._all = "*" in shell or Levels(_ACROSS) in patterns
-        # Without alternatives, an empty expression would match an empty text alone: no topic is.
-        self._matches = re.compile("|".join(map(translate, shell))).fullmatch
-        self._levels = [_Levels(each) for each in patterns if isinstance(each, Levels)]
-        # Topics repeat: each is matched once.
-        self._known: dict[str, bool] = {}
+    # Topics repeat: each is matched once.
+    @lru_cache(_KNOWN_MAX)
+    def takes(topic: str) -> bool:
+        return matches(topic) is not None or any(each(topic) for each in levels)
 
-    def takes(self, topic: str) -> bool:
-        """Tell whether a topic is chosen."""
-        if self._all:
-            return True
-        known = self._known.get(topic)
-        if known is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            known = self._matches(topic) is not None or any(each.matches(topic) for each in self._levels)
-            self._known[topic] = known
-        return known
+    return takes
 
 
-class _Levels:
-    """A pattern of levels, ready to be matched in time that grows with the topic's levels times the pattern's."""
+def _level_matcher(levels: Levels) -> Callable[[str], bool]:
+    """Return what matches a pattern of levels, in time that grows with the topic's levels times the pattern's."""
+    # None for any number of levels.
+    parts = [None if each == _ACROSS else re.compile(translate(each)).fullmatch for each in levels.pattern.split("/")]
 
-    def __init__(self, levels: Levels) -> None:
-        # None for any number of levels.
-        self._parts = [
-            None if each == _ACROSS else re.compile(translate(each)).fullmatch for each in levels.pattern.split("/")
-        ]
-
-    def matches(self, topic: str) -> bool:
-        # The places in the pattern that some way through the topic has come to.
-        places = self._across({0})
+    def matches(topic: str) -> bool:
+        # By number, whether so many parts match the levels of the topic so far.
+        reached = [True]
+        reached += [all(part is None for part in parts[: number + 1]) for number in range(len(parts))]
         for level in topic.split("/"):
-            stays = {place for place in places if place < len(self._parts) and self._parts[place] is None}
-            places = self._across(stays | {place + 1 for place in places if self._takes(place, level)})
-        return len(self._parts) in places
+            before, reached = reached, [False]
+            for number, part in enumerate(parts):
+                across = part is None and (before[number + 1] or reached[number])
+                reached.append(across or (part is not None and before[number] and part(level) is not None))
+        return reached[-1]
 
-    def _takes(self, place: int, level: str) -> bool:
-        matches = self._parts[place] if place < len(self._parts) else None
-        return matches is not None and matches(level) is not None
-
-    def _across(self, places: set[int]) -> set[int]:
-        """Add the places behind those that also stand for no level."""
-        for place in sorted(places):
-            while place < len(self._parts) and self._parts[place] is None:
-                place += 1  # noqa: PLW2901 - it goes on
-                places.add(place)
-        return places
+    return matches
 
 
 _KNOWN_MAX = 10_000

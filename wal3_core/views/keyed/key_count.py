@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,6 @@ from wal3_core.errors import MissingError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
-from wal3_core.views.keyed.shared_reads import each_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 # A larger file's footer, and its key columns: at most two ranges of them. Or two for its footer, and its row groups.
 _REQUESTS_OF_LARGE_FILE = 3
-# So many places of a range are looked at for an estimate, one in each piece of it, some at a time.
+# Places of a range that are looked at for an estimate, one in each piece of it.
 _SAMPLES = 32
-_AHEAD = 8
-# Of the keys that are seen there.
+# Hashes of keys that are seen there.
 _HASHES_MAX = 2**20
-# Standard deviations: a figure lies within so many of what is expected, nearly always.
+# Standard deviations from what is expected, within which a figure lies nearly always.
 _DEVIATIONS = 3
 # An estimate is this close on keys that are evenly spread.
 _CLOSE = 0.2
@@ -67,24 +66,24 @@ def count_exactly(keys: KeyReader, match: KeyMatch, offsets: OffsetRange) -> int
     return keys.steady(offsets, counted)
 
 
-class _Part(NamedTuple):
-    """A part of the range: its records, how many of them are of the key, by its index or nearly, and its keys."""
+class _Sample(NamedTuple):
+    """A read part of the range: its records, how many of them are of the key, by its index or nearly, and its keys."""
 
     num_records: int
     num_found: float
     hashes: Callable[[], Hashes] | None
 
 
-class _Open(NamedTuple):
+class _Unread(NamedTuple):
     """What is not known exactly: how wide (the widest first), a number to tell equal ones apart, the pointer.
 
-    ``part`` is what a key roll-up says of it.
+    ``sample`` is what a key roll-up says of it.
     """
 
     negative: int
     number: int
     pointer: Pointer
-    part: _Part | None
+    sample: _Sample | None
 
 
 class Bounding:
@@ -97,30 +96,26 @@ class Bounding:
         self._limit = limit
         self._lo = self._hi = 0
         self._hashes = None if match.key is None else key_hash(match.key)
-        self._open: list[_Open] = []
+        self._unread: list[_Unread] = []
         self._numbers = count()
-        self._parts: list[_Part] = []
+        self._samples: list[_Sample] = []
 
     def bound(self, manifest: Manifest, requests_max: int) -> KeyCount:
-        """Make at most so many requests where they tell most; with none, use only what is in memory."""
+        """Make at most ``requests_max`` requests where they tell most; with none, use only what is in memory."""
         self._add(manifest.pointers)
         stays = []
-        while self._open and requests_max > 0:
-            entry = heapq.heappop(self._open)
-            cost = _cost(entry.pointer)
-            if cost > requests_max:
-                # It stays as wide as it is.
-                stays.append(entry)
-                continue
-            requests_max -= cost
-            try:
-                requests_max -= self._look(entry.pointer, requests_max)
-            except MissingError:
-                # Maintenance has replaced it: the bounds hold without it.
-                stays.append(entry)
-                continue
-            self._hi += entry.negative
-        self._open += stays
+        while self._unread and requests_max > 0:
+            unread = heapq.heappop(self._unread)
+            cost = _cost(unread.pointer)
+            if cost <= requests_max:
+                requests_max -= cost
+                # One that maintenance has replaced: the bounds hold without it.
+                with contextlib.suppress(MissingError):
+                    requests_max -= self._look(unread.pointer, requests_max)
+                    self._hi += unread.negative
+                    continue
+            stays.append(unread)
+        self._unread += stays
         return self._counted(manifest)
 
     def estimate(self, manifest: Manifest) -> KeyCount:
@@ -131,61 +126,52 @@ class Bounding:
             # At random within each piece: what is written in turns must not be met in turns.
             place = (number + self._keys.runtime.jitter()) / _SAMPLES
             offset = self._start + int((self._limit - self._start) * place)
-            while (entry := self._at(offset)) is not None and self._goes_down(entry):
+            while (unread := self._at(offset)) is not None and self._goes_down(unread):
                 pass
-            if entry is not None:
-                chosen[entry.number] = entry
-        for entry, hit in each_ahead(chosen.values(), self._begin, lambda: _AHEAD):
-            if hit is not None:
-                self._open.remove(entry)
-                self._hi += entry.negative
+            if unread is not None:
+                chosen[unread.number] = unread
+        reads = [
+            (each, self._keys.begin_hit(self._match, each.pointer))
+            for each in chosen.values()
+            if isinstance(each.pointer, FragmentPointer)
+        ]
+        for unread, wait in reads:
+            # One that maintenance has replaced stays: the others say enough.
+            with contextlib.suppress(MissingError):
+                hit = wait()
+                self._close(unread)
                 self._count(hit)
         return self._counted(manifest)
 
-    def _at(self, offset: int) -> _Open | None:
+    def _close(self, unread: _Unread) -> None:
+        self._unread.remove(unread)
+        self._hi += unread.negative
+
+    def _at(self, offset: int) -> _Unread | None:
         """Return what covers an offset, if nothing is known of it."""
-        covering = (each for each in self._open if each.pointer.start.offset <= offset < each.pointer.limit.offset)
-        return next((each for each in covering if each.part is None), None)
+        covering = (each for each in self._unread if each.pointer.start.offset <= offset < each.pointer.limit.offset)
+        return next((each for each in covering if each.sample is None), None)
 
-    def _goes_down(self, entry: _Open) -> bool:
+    def _goes_down(self, unread: _Unread) -> bool:
         """Put what a snapshot holds in its place; False for a fragment, and for a snapshot that is gone."""
-        if isinstance(entry.pointer, FragmentPointer):
+        if isinstance(unread.pointer, FragmentPointer):
             return False
-        try:
-            self._look(entry.pointer, 1)
-        except MissingError:
-            return False
-        self._open.remove(entry)
-        self._hi += entry.negative
-        return True
-
-    def _begin(self, entry: _Open) -> Callable[[], Hit | None]:
-        pointer = entry.pointer
-        if not isinstance(pointer, FragmentPointer):
-            return lambda: None
-        found = self._keys.begin_hit(self._match, pointer)
-
-        def wait() -> Hit | None:
-            try:
-                return found()
-            except MissingError:
-                # Maintenance has replaced it: the others say enough.
-                return None
-
-        return wait
+        with contextlib.suppress(MissingError):
+            self._look(unread.pointer, 1)
+            self._close(unread)
+            return True
+        return False
 
     def _look(self, pointer: Pointer, requests_left: int) -> int:
         """Read what a pointer stands for, and count that instead; return how many requests it took beside one."""
-        keys, known, spent = self._keys, NO_ROLLUP, 0
+        keys = self._keys
         if isinstance(pointer, FragmentPointer):
-            self._count(keys.load_hit(self._match, pointer))
+            self._count(keys.begin_hit(self._match, pointer)())
             return 0
-        below = keys.load_snapshot(pointer).pointers
-        if pointer.depth == 1 and self._hashes is not None:
-            spent = int(requests_left > 0 and keys.shared.rollups.get(pointer.path) is None)
-            known = keys.rollup(pointer) if spent else keys.shared.rollups.get(pointer.path) or NO_ROLLUP
-        self._add(below, known)
-        return spent
+        below, known = keys.stores.snapshots.load(pointer).pointers, keys.shared.rollups.get(pointer.path)
+        reads = known is None and pointer.depth == 1 and self._hashes is not None and requests_left > 0
+        self._add(below, keys.rollup(pointer) if reads else known or NO_ROLLUP)
+        return int(reads)
 
     def _add(self, pointers: Iterable[Pointer], rollup: KeyRollup = NO_ROLLUP) -> None:
         inside = [each for each in pointers if each.start.offset < self._limit and each.limit.offset > self._start]
@@ -197,28 +183,28 @@ class Bounding:
             elif (snapshot := self._keys.stores.snapshots.held(pointer)) is not None:
                 self._add(snapshot.pointers, self._keys.shared.rollups.get(pointer.path) or NO_ROLLUP)
             else:
-                self._leave_open(pointer, None)
+                self._leave_unread(pointer, None)
 
     def _add_fragment(self, pointer: FragmentPointer, known: FragmentKeys | None) -> None:
-        """Count what memory has of a fragment; what is left to read is open."""
-        part = None
+        """Count what memory has of a fragment; what is left to read is unread."""
+        sample = None
         if known is not None and self._hashes is not None:
             hashes, width = known.hashes, self._width(pointer)
             held = known.may_hold_any(self._hashes)
-            part = _Part(width, width / len(hashes) if held else 0.0, lambda: hashes)
+            sample = _Sample(width, width / len(hashes) if held else 0.0, lambda: hashes)
             if not held:
-                self._parts.append(part)
+                self._samples.append(sample)
                 return
         hit = self._keys.known_hit(self._match, pointer)
         if hit is not None:
             self._count(hit)
         else:
-            self._leave_open(pointer, part)
+            self._leave_unread(pointer, sample)
 
-    def _leave_open(self, pointer: Pointer, part: _Part | None) -> None:
+    def _leave_unread(self, pointer: Pointer, sample: _Sample | None) -> None:
         width = self._width(pointer)
         self._hi += width
-        heapq.heappush(self._open, _Open(-width, next(self._numbers), pointer, part))
+        heapq.heappush(self._unread, _Unread(-width, next(self._numbers), pointer, sample))
 
     def _width(self, pointer: Pointer) -> int:
         overlap = min(pointer.limit.offset, self._limit) - max(pointer.start.offset, self._start)
@@ -230,14 +216,14 @@ class Bounding:
         self._hi += number
         # Of a part of a fragment, the other keys are not known.
         hashes = partial(hash_keys, index.keys) if hit.numbers is None else None
-        self._parts.append(_Part(self._width(hit.pointer), number, hashes))
+        self._samples.append(_Sample(self._width(hit.pointer), number, hashes))
 
     def _counted(self, manifest: Manifest) -> KeyCount:
-        guessed = [each.part for each in self._open if each.part is not None]
-        unknown = -sum(each.negative for each in self._open if each.part is None)
+        guessed = [each.sample for each in self._unread if each.sample is not None]
+        unknown = -sum(each.negative for each in self._unread if each.sample is None)
         likely = self._lo + sum(each.num_found for each in guessed)
         if unknown:
-            likely = _scaled([*self._parts, *guessed], unknown)
+            likely = _scaled([*self._samples, *guessed], unknown)
         return KeyCount(
             lo=self._lo,
             hi=self._hi,
@@ -246,24 +232,24 @@ class Bounding:
         )
 
 
-def _scaled(parts: list[_Part], unknown: int) -> float:
-    """Return how many records are likely to be of the key, in some parts of the log and so many unknown records.
+def _scaled(samples: list[_Sample], unknown: int) -> float:
+    """Return how many records are likely to be of the key, in some samples of the log and ``unknown`` other records.
 
-    The rest has it as often as these parts, where that varies little between them. If it varies, but is what an average
-    key would have there, it is taken for an average key. How many keys there are is estimated by Chao's formula, from
-    how many were seen in one part and in two. Source: Chao, "Estimating the population size for capture-recapture data
+    The rest has it as often as these, where that varies little between them. If it varies, but is what an average key
+    would have there, it is taken for an average key. How many keys there are is estimated by Chao's formula, from how
+    many were seen in one sample and in two. Source: Chao, "Estimating the population size for capture-recapture data
     with unequal catchability", 1987.
     """
-    sampled, found = sum(each.num_records for each in parts), sum(each.num_found for each in parts)
+    sampled, found = sum(each.num_records for each in samples), sum(each.num_found for each in samples)
     if not sampled:
         return unknown / 2
     own = found / sampled
-    squares = sum((each.num_found - own * each.num_records) ** 2 for each in parts)
-    if len(parts) == 1 or (found and _DEVIATIONS * squares**0.5 <= _CLOSE * found):
+    squares = sum((each.num_found - own * each.num_records) ** 2 for each in samples)
+    if len(samples) == 1 or (found and _DEVIATIONS * squares**0.5 <= _CLOSE * found):
         return found + unknown * own
     hashes: list[Hashes] = []
     records = 0
-    for each in parts:
+    for each in samples:
         if each.hashes is not None and sum(len(some) for some in hashes) < _HASHES_MAX:
             hashes.append(each.hashes())
             records += each.num_records
@@ -272,7 +258,7 @@ def _scaled(parts: list[_Part], unknown: int) -> float:
         return found + unknown * own
     once, twice = int(np.sum(times == 1)), int(np.sum(times == 2))  # noqa: PLR2004 - as the formula has it
     num_keys = len(times) + (once * once / (2 * twice) if twice else once * (once - 1) / 2)
-    # Records of a key lie together in as many as a part has of it.
+    # Records of a key lie together in as many as a sample has of it.
     average, together = sampled / num_keys, records / int(times.sum())
     if abs(found - average) <= _DEVIATIONS * (average * together) ** 0.5:
         # Of what it has more or less, the less is its own, the more of its records lie together.

@@ -27,9 +27,10 @@ from wal3_core.model.key_hashes import hash_keys
 from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
+from wal3_core.runtime import each_ahead
 from wal3_core.storage.object_store import canonical_url, log_store, object_url, share_of
 from wal3_core.views.keyed.key_index import KeyIndex
-from wal3_core.views.keyed.shared_reads import each_ahead, shared_reads
+from wal3_core.views.keyed.shared_reads import shared_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
     from wal3_core.views.keyed.shared_reads import KeyedOptions
 
-# So many fragments in a row that have records of the keys: the next one is likely to have some, too.
-_RUN_MIN = 4
-# Looked up ahead: mostly a request or two for some kilobytes of each, at most all of these bytes.
+# Fragments in a row that have records of the keys, from which on the next one is likely to have some, too.
+_STREAK_MIN = 4
+# Fragments looked up ahead: mostly a request or two for some kilobytes of each, at most all of these bytes.
 _AHEAD_MAX = 8
 _AHEAD_BYTES_MAX = 2**26
 _WHOLE_BYTES_MAX = 2**22
@@ -66,8 +67,8 @@ class Hit:
     table: pa.Table | None = None
 
 
-class Run:
-    """How a read goes on, by the fragments that it came to last; ``prefetch`` large ones are read whole ahead.
+class _Lookahead:
+    """How far ahead a read looks, by the fragments that it came to last; ``prefetch`` large ones are read whole.
 
     While each has records of the keys, and their rows are ``wanted``, the next one is read whole at once: its keys are
     in what is read, so that asking for them first would take requests and time for nothing. Of a fragment that is
@@ -84,7 +85,7 @@ class Run:
     @property
     def ahead(self) -> int:
         """How many fragments to look up ahead: more of them each time, but few large ones that are read whole."""
-        if self._length < _RUN_MIN:
+        if self._length < _STREAK_MIN:
             return self._ahead
         return max(self._prefetch, min(self._ahead, _WHOLE_BYTES_MAX // max(1, self._bytes_max)))
 
@@ -99,12 +100,12 @@ class Run:
 
     def goes_on_with(self, pointer: FragmentPointer) -> bool:
         """Whether a fragment is likely to have records of the keys, and to be none that is arranged by key."""
-        return self._length >= _RUN_MIN and pointer.num_bytes <= 2 * self._bytes_max
+        return self._length >= _STREAK_MIN and pointer.num_bytes <= 2 * self._bytes_max
 
 
 T = TypeVar("T")
 
-# Such a file takes one request, whether its keys are read or all of it.
+# A file up to this size takes one request, whether its keys are read or all of it.
 WHOLE_BYTES_MAX = 2**16
 
 
@@ -136,10 +137,10 @@ class KeyReader:
         return self.known
 
     def steady(self, offsets: OffsetRange, work: Callable[[Manifest, int, int], T]) -> T:
-        """Do a work that reads the newest manifest's records of a range, cut to what that one holds.
+        """Run ``work(manifest, start, limit)`` on the newest manifest, with the range cut to what that one holds.
 
-        It is done again with a newer one, to that one's end, if records are compacted away meanwhile: the newer record
-        of a key, for which they were dropped, may lie behind the end of the manifest before.
+        Run it again on a newer one, to its end, if compaction dropped records meanwhile: the newer record of a key, for
+        which they were dropped, may lie behind the end of the manifest before.
         """
         for _ in range(self.options.reloads_max):
             manifest = self.manifest()
@@ -191,7 +192,7 @@ class KeyReader:
 
     def _reloading(self, match: KeyMatch, manifest: Manifest, *, exact: bool) -> Reloading:
         return Reloading(
-            source=_Source(self, match, manifest if exact else None),
+            source=_MatchingSource(self, match, manifest if exact else None),
             url=self.stores.url,
             log_id=manifest.log_id,
             reloads_max=self.options.reloads_max,
@@ -203,15 +204,15 @@ class KeyReader:
 
         With ``rows``, the rows of all these fragments are wanted.
         """
-        run = Run(self.options.prefetch_fragments, wanted=rows)
+        lookahead = _Lookahead(self.options.prefetch_fragments, wanted=rows)
 
         def begin(pointer: FragmentPointer) -> Callable[[], Hit]:
-            whole = run.goes_on_with(pointer) and self.shared.keys.get(pointer.path) is None
+            whole = lookahead.goes_on_with(pointer) and self.shared.keys.get(pointer.path) is None
             return self._begin_whole(pointer) if whole else self.begin_hit(match, pointer)
 
-        for _, hit in each_ahead(walk, begin, lambda: run.ahead, lambda: walk.ready):
+        for _, hit in each_ahead(walk, begin, lambda: lookahead.ahead, lambda: walk.ready):
             held = hit.index.has(match)
-            run.add(hit, held=held)
+            lookahead.add(hit, held=held)
             if held:
                 yield hit
 
@@ -225,7 +226,7 @@ class KeyReader:
         return None if known is None else Hit(pointer, known)
 
     def begin_hit(self, match: KeyMatch, pointer: FragmentPointer) -> Callable[[], Hit]:
-        """Begin to look a fragment up; return how to wait for that."""
+        """Begin to look a fragment up; return how to wait for that. One request of a small one, else two or three."""
         known = self.shared.keys.get(pointer.path)
         if isinstance(known, Arrangement):
             return self._begin_part(match, pointer, known)
@@ -234,6 +235,18 @@ class KeyReader:
         def found() -> Hit:
             keys = wait()
             return Hit(pointer, keys) if isinstance(keys, KeyIndex) else self._begin_part(match, pointer, keys)()
+
+        return found
+
+    def _begin_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Callable[[], Hit]:
+        numbers = wanted(arrangement, match)
+        load = partial(self._load_part, pointer, arrangement, numbers)
+        wait = self.shared.keys.begin((pointer.path, numbers), load, self.share)
+
+        def found() -> Hit:
+            index = wait()
+            assert isinstance(index, KeyIndex)
+            return Hit(pointer, index, numbers)
 
         return found
 
@@ -248,14 +261,6 @@ class KeyReader:
 
         return found
 
-    def load_hit(self, match: KeyMatch, pointer: FragmentPointer) -> Hit:
-        """Look a fragment up: one request of a small one, else two or three."""
-        keys = self.shared.keys.get(pointer.path)
-        if keys is None:
-            keys = self._load_keys(match, pointer)
-            self.shared.keys.keep(pointer.path, keys)
-        return Hit(pointer, keys) if isinstance(keys, KeyIndex) else self._load_part(match, pointer, keys)
-
     def _load_keys(self, match: KeyMatch, pointer: FragmentPointer) -> KeyIndex | Arrangement:
         """Read a fragment's keys, or how it is arranged by key; then also its records of the keys wanted."""
         if pointer.num_bytes <= WHOLE_BYTES_MAX:
@@ -265,31 +270,18 @@ class KeyReader:
         found = self._columns.read_or_arrangement(pointer)
         if not isinstance(found, Arrangement):
             return self._index(found)
-        self._load_part(match, pointer, found)
+        numbers = wanted(found, match)
+        self.shared.keys.keep((pointer.path, numbers), self._load_part(pointer, found, numbers))
         return found
 
-    def _begin_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Callable[[], Hit]:
-        numbers = wanted(arrangement, match)
-        index = self.shared.keys.get((pointer.path, numbers)) if numbers else KeyIndex.EMPTY
-        if isinstance(index, KeyIndex):
-            return partial(Hit, pointer, index, numbers)
-        load = partial(self._load_groups, pointer, arrangement, numbers)
-        wait = self.shared.rows.begin((pointer.path, numbers), load, self.share)
-        return lambda: self._indexed_part(pointer, numbers, wait())
-
-    def _load_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Hit:
-        numbers = wanted(arrangement, match)
-        index = self.shared.keys.get((pointer.path, numbers)) if numbers else KeyIndex.EMPTY
-        if isinstance(index, KeyIndex):
-            return Hit(pointer, index, numbers)
-        rows = self._load_groups(pointer, arrangement, numbers)
-        self.shared.rows.keep((pointer.path, numbers), rows)
-        return self._indexed_part(pointer, numbers, rows)
-
-    def _indexed_part(self, pointer: FragmentPointer, numbers: range, rows: pa.Table) -> Hit:
-        index = self._index(rows)
-        self.shared.keys.keep((pointer.path, numbers), index)
-        return Hit(pointer, index, numbers)
+    def _load_part(self, pointer: FragmentPointer, arrangement: Arrangement, numbers: range) -> KeyIndex:
+        if not numbers:
+            return KeyIndex.EMPTY
+        rows = self.shared.rows.get((pointer.path, numbers))
+        if rows is None:
+            rows = self._load_groups(pointer, arrangement, numbers)
+            self.shared.rows.keep((pointer.path, numbers), rows)
+        return self._index(rows)
 
     def _index(self, table: pa.Table) -> KeyIndex:
         index = KeyIndex.of(table)
@@ -333,9 +325,9 @@ class KeyReader:
         return self._load_groups(hit.pointer, known, hit.numbers)
 
     def load_rows(self, pointer: FragmentPointer) -> pa.Table:
-        """Read a fragment: one request. Its setsum, which takes most of the time, is checked by the first read alone.
+        """Read a fragment: one request. Its setsum, which takes most of the time, is verified once per process.
 
-        A later one checks the pages, and ``rows`` the offsets and keys of what is given.
+        Later reads check page CRCs only, and ``rows`` the offsets and keys of what is given.
         """
         if self.shared.verified.get(pointer.path):
             return self._again.fetch(pointer).table
@@ -355,10 +347,6 @@ class KeyReader:
             raise unreadable(what, "expected the keys that its key columns had when they were read, found others")
         return found
 
-    def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
-        """Load a snapshot."""
-        return self.stores.snapshots.load(pointer)
-
     def rollup(self, pointer: SnapshotPointer) -> KeyRollup:
         """Load the key roll-up of a snapshot of depth 1; one of no fragments when there is none."""
         missing = (pointer.path, int(self.runtime.monotonic_s() // MISSING_S))
@@ -369,12 +357,12 @@ class KeyReader:
 
 
 NO_ROLLUP = KeyRollup(())
-# A key roll-up that is missing, which a pass may write, is looked for again after so long at most.
+# Seconds after which a key roll-up that was missing, which a pass may have written, is looked for again.
 MISSING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _MatchingSource:
     """A log of which only the fragments that may hold some keys are walked.
 
     With ``began``, a read gives what that manifest has, or raises.
@@ -390,7 +378,7 @@ class _Source:
     def walk(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Walk:
         if self.began is not None and may_lack(manifest, self.began):
             # A fragment that lost all records of the keys looks like one that never had any.
-            for pointer in self._walk(manifest, start, limits, self.keys.load_snapshot):
+            for pointer in self._walk(manifest, start, limits, self.keys.stores.snapshots.load):
                 check_whole(self.keys.stores.url, pointer)
         return self._walk(manifest, start, limits, partial(load_matching, self.keys, self.match))
 
@@ -403,7 +391,7 @@ class _Source:
 
 def load_matching(keys: KeyReader, match: KeyMatch, pointer: SnapshotPointer) -> Snapshot:
     """Load a snapshot, without those of its fragments that certainly hold none of the keys."""
-    snapshot = keys.load_snapshot(pointer)
+    snapshot = keys.stores.snapshots.load(pointer)
     fragments = [each for each in snapshot.pointers if isinstance(each, FragmentPointer)]
     if not fragments or match.key is None or all(keys.known_hit(match, each) for each in fragments):
         return snapshot
@@ -434,43 +422,34 @@ def keys_of(rollup: KeyRollup, fragments: list[FragmentPointer]) -> dict[str, Fr
 
 def follow_keys(keys: KeyReader, match: KeyMatch, start: int | None, idle_s: float | None) -> Following:
     """Return a pass over the records of some keys that waits for more at the log's end."""
-    follower = _Follower(keys, match, start or 0)
-    waiting = Waiting(keys.runtime, keys.options, idle_s=idle_s)
-    source = Source(follower.manifest, follower.records, keys.load_snapshot)
-    log = keys.share.log.rstrip("/")
-    return Following(source, keys.runtime, waiting, topic=keys.stores.url, log=log, start=start)
+    shared, runtime, seen = keys.shared, keys.runtime, keys.known
 
-
-class _Follower:
-    def __init__(self, keys: KeyReader, match: KeyMatch, start: int) -> None:
-        self._keys = keys
-        self._match = match
-        self._start = start
-        self._seen = keys.known
-
-    def manifest(self) -> Manifest:
+    def newest() -> Manifest:
         """Return the newest manifest, or one that another follower has loaded since the last commit of this process.
 
         At most one GET in ``poll_s_min`` seconds for all followers, and one for each commit of this process; another
         if what was loaded is older than what this follower has seen, or than its start.
         """
-        keys, shared = self._keys, self._keys.shared
-        version = keys.runtime.await_topic(keys.stores.url, -1, 0.0)
+        nonlocal seen
+        version = runtime.await_topic(keys.stores.url, -1, 0.0)
         known = shared.newest
-        if known is None or known[1] < version or keys.runtime.monotonic_s() - known[2] >= keys.options.poll_s_min:
-            begun_s = keys.runtime.monotonic_s()
-            found = shared.manifests.begin(version, keys.manifest, keys.share)()
-            shared.newest = known = found, version, begun_s
-        newest = known[0]
-        if newest.generation < self._seen.generation or newest.next.position.offset < self._start:
+        if known is None or known[1] < version or runtime.monotonic_s() - known[2] >= keys.options.poll_s_min:
+            begun_s = runtime.monotonic_s()
+            shared.newest = known = shared.manifests.begin(version, keys.manifest, keys.share)(), version, begun_s
+        manifest = known[0]
+        if manifest.generation < seen.generation or manifest.next.position.offset < (start or 0):
             # Two loads may end in another order than they began, and another process may know a later start. Or else
             # the manifest was restored to an older version, which must not be waited out: records would be skipped.
-            newest = keys.manifest()
-        self._seen = newest
-        return newest
+            manifest = keys.manifest()
+        seen = manifest
+        return manifest
 
-    def records(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:
+    def records(begin: ReadStart, manifest: Manifest) -> Iterator[Record]:
         """Go through a manifest's records of the keys; a follower comes to all that replaces a record."""
-        limit, keys, match = manifest.next.position.offset, self._keys, self._match
-        for hit, table, begin in keys.hits_with_rows(match, start, limit, manifest, exact=False):
-            yield from parquet.records_of(keys.rows(hit, table, match, begin, limit))
+        limit = manifest.next.position.offset
+        for hit, table, first in keys.hits_with_rows(match, begin, limit, manifest, exact=False):
+            yield from parquet.records_of(keys.rows(hit, table, match, first, limit))
+
+    waiting = Waiting(runtime, keys.options, idle_s=idle_s)
+    source = Source(newest, records, keys.stores.snapshots.load)
+    return Following(source, runtime, waiting, topic=keys.stores.url, log=keys.share.log.rstrip("/"), start=start)

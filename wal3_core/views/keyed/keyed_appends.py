@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from concurrent.futures import InvalidStateError
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 from weakref import WeakSet
@@ -17,27 +15,25 @@ from wal3_core.errors import (
     ContentionError,
     InvalidRequestError,
     LogError,
-    MissingError,
     TailMismatchError,
     UnavailableError,
     UnknownDurabilityError,
 )
 from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.walk import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_told
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
-from wal3_core.runtime import Outcome, callbacks_held
+from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
 from wal3_core.views.keyed.ranges import KeyMatch
-from wal3_core.views.keyed.shared_reads import each_ahead
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from wal3_core.arguments import Check
@@ -48,15 +44,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.keyed.shared_reads import KeyedOptions
 
+# Keys whose last records are remembered.
 _KNOWN_MAX = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record."""
-
-    tail: int
-    history: History
 
 
 class KeyTails:
@@ -64,69 +53,42 @@ class KeyTails:
 
     def __init__(self, keys: KeyReader) -> None:
         self._keys = keys
-        self._lock = keys.runtime.lock()
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
-
-    @property
-    def url(self) -> str:
-        """The log's URL."""
-        return self._keys.stores.url
+        self.url = keys.stores.url
+        # A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record.
+        self._known: Cache[tuple[int, History]] = Cache(keys.runtime, _KNOWN_MAX, lambda _: 1)
 
     def find(self, key: bytes) -> tuple[int, int]:
         """Return the offset of a key's last record, 0 for none, and the end of the log that was looked at."""
-        missing = ""
-        for _ in range(self._keys.options.reloads_max + 1):
-            manifest = self._keys.manifest()
-            try:
-                return self._find(key, manifest), manifest.next.position.offset
-            except MissingError as error:
-                # Lost, if a manifest newer than the one that led here names it, too.
-                if error.path == missing:
-                    raise
-                missing = error.path
-        message = f"log {self.url}: maintenance replaced what was to be read again and again"
-        raise UnavailableError(message)
+        keys = self._keys
+        work = partial(self._find, key)
+        return with_reloads(self.url, keys.manifest(), keys.manifest, work, reloads_max=keys.options.reloads_max)
 
-    def _find(self, key: bytes, manifest: Manifest) -> int:
+    def _find(self, key: bytes, manifest: Manifest) -> tuple[int, int]:
         first, match = manifest.first.position.offset, KeyMatch.of(key)
-        with self._lock:
-            known = self._known.get(key)
-        if known is not None and not known.history.is_comparable(manifest):
-            known = None
-        tail = self._last(match, manifest.pointers, first if known is None else known.history.limit)
-        if not tail and known is not None:
-            if known.history.goes_on_in(manifest, self._keys.load_snapshot):
-                tail = known.tail if known.tail >= first else 0
+        known, history = self._known.get(key) or (0, None)
+        if history is not None and not history.is_comparable(manifest):
+            history = None
+        tail = self._last(match, manifest.pointers, first if history is None else history.limit)
+        if not tail and history is not None:
+            if history.goes_on_in(manifest, self._keys.stores.snapshots.load):
+                tail = known if known >= first else 0
             else:
                 tail = self._last(match, manifest.pointers, first)
-        with self._lock:
-            self._known[key] = _Known(tail, History.of(manifest))
-            self._known.move_to_end(key)
-            while len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
-        return tail
+        self._known.keep(key, (tail, History.of(manifest)))
+        return tail, manifest.next.position.offset
 
     def _last(self, match: KeyMatch, pointers: Sequence[Pointer], floor: int) -> int:
         count = max(1, self._keys.options.prefetch_fragments)
-        begin = partial(self._keys.begin_hit, match)
-        for _, hit in each_ahead(self._backwards(match, pointers, floor), begin, lambda: count):
+        # Those that may have records of the key.
+        fragments = newest_first(pointers, partial(load_matching, self._keys, match), floor)
+        for _, hit in each_ahead(fragments, partial(self._keys.begin_hit, match), lambda: count):
             last = hit.index.last(match)
             if last is not None:
                 return last if last >= floor else 0
         return 0
 
-    def _backwards(self, match: KeyMatch, pointers: Sequence[Pointer], floor: int) -> Iterator[FragmentPointer]:
-        """Go through the fragments that may have records of the key at or after an offset, the newest first."""
-        for pointer in reversed(pointers):
-            if pointer.limit.offset <= floor:
-                return
-            if isinstance(pointer, FragmentPointer):
-                yield pointer
-            else:
-                yield from self._backwards(match, load_matching(self._keys, match, pointer).pointers, floor)
 
-
-# In place of stores: these callbacks share no workers with the tries that they may wait for.
+# Names in place of stores: these callbacks share no workers with the tries that they may wait for.
 _TRIES = "tries of conditional appends"
 _CALLBACKS = "callbacks of conditional appends"
 
@@ -161,43 +123,35 @@ class ConditionalAppend:
 
         UnavailableError if the store has not answered by ``until_s``. Then it is to be given up.
         """
-        if until_s is None:
-            self._try_first(tries_max, None)
-            return
-        begun: Outcome[None] = Outcome()
-        self._runtime.spawn(partial(self._begin, tries_max, until_s, begun), share=Share(_TRIES, self._tails.url))
-        try:
-            self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
-        except TimeoutError:
-            with self._lock:
-                self._is_withdrawn = not self._is_submitted
-            if self._is_withdrawn:
-                raise unanswered(self._tails.url) from None
-
-    def _begin(self, tries_max: int, until_s: float, begun: Outcome[None]) -> None:
-        try:
-            self._try_first(tries_max, until_s)
-        except BaseException as failure:  # noqa: BLE001 - it is raised where one waits for it
-            self.give_up(failure)
-            begun.set_exception(failure)
-        else:
-            begun.set_result(None)
-
-    def _try_first(self, tries_max: int, until_s: float | None) -> None:
-        try:
-            self._submit(tries_max, until_s)
-        except TailMismatchError as error:
-            with contextlib.suppress(InvalidStateError):
-                self.outcome.set_exception(error)
+        with contextlib.suppress(TailMismatchError):
+            if until_s is None:
+                self._try(tries_max)
+                return
+            begun = later(self._runtime, partial(self._try, tries_max, until_s), Share(_TRIES, self._tails.url))
+            try:
+                self._runtime.wait(begun, max(0.0, until_s - self._runtime.monotonic_s()))
+            except TimeoutError:
+                with self._lock:
+                    self._is_withdrawn = not self._is_submitted
+                if self._is_withdrawn:
+                    raise unanswered(self._tails.url) from None
 
     def give_up(self, failure: BaseException) -> None:
-        """End the wait for it: its caller failed to begin it, or was interrupted."""
+        """End the wait for it: it cannot be made, or its caller was interrupted."""
         interrupted = not isinstance(failure, Exception)
         # A try may be under way by then, and may have ended it. Those who wait for its end were not interrupted.
         with contextlib.suppress(InvalidStateError):
             self.outcome.set_exception(UnknownDurabilityError("interrupted") if interrupted else failure)
 
-    def _submit(self, tries_left: int, until_s: float | None = None) -> None:
+    def _try(self, tries_left: int, until_s: float | None = None) -> None:
+        """Submit it; what keeps it from that is raised, and is the outcome: its caller may wait no longer."""
+        try:
+            self._submit(tries_left, until_s)
+        except BaseException as failure:
+            self.give_up(failure)
+            raise
+
+    def _submit(self, tries_left: int, until_s: float | None) -> None:
         columns, end = check_records(self._records, self._writer.options), self._end()
         with self._lock:
             if self._is_withdrawn:
@@ -235,18 +189,20 @@ class ConditionalAppend:
 
     def _decide(self, done: Future[LogPosition], tries_left: int) -> None:
         error = done.exception()
-        try:
-            if not isinstance(error, ConditionNotMetError):
-                if error is None:
-                    self.outcome.set_result(done.result())
-                else:
-                    self.outcome.set_exception(error)
-            elif tries_left:
-                self._submit(tries_left)
+        if isinstance(error, ConditionNotMetError) and tries_left:
+            # What is raised is the outcome.
+            with contextlib.suppress(BaseException):
+                self._try(tries_left)
+            return
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                self.outcome.set_result(done.result())
+            elif isinstance(error, ConditionNotMetError):
+                crowded = ContentionError(f"other keys got records at each try of a conditional append: {error}")
+                crowded.__cause__ = error
+                self.outcome.set_exception(crowded)
             else:
-                self.outcome.set_exception(_crowded(error))
-        except BaseException as failure:  # noqa: BLE001 - it is raised where the outcome is awaited
-            self.give_up(failure)
+                self.outcome.set_exception(error)
 
 
 def unanswered(log: str) -> UnavailableError:
@@ -255,13 +211,7 @@ def unanswered(log: str) -> UnavailableError:
     return UnavailableError(f"{message}: nothing was appended")
 
 
-def _crowded(error: ConditionNotMetError) -> ContentionError:
-    crowded = ContentionError(f"other keys got records at each try of a conditional append: {error}")
-    crowded.__cause__ = error
-    return crowded
-
-
-# Of asyncio, at a time.
+# Calls from asyncio that are made at a time.
 _CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
@@ -278,9 +228,8 @@ class KeyedAppends(Closing):
         self._tails = KeyTails(self._keys)
         self._async, self._submitting = Calls("wal3-keyed", _CALLS_MAX), Calls("wal3-keyed-appends")
         self._lock = runtime.lock()
-        self._writer: LogWriter | None = None
-        # What those wait for who wait no longer than they said.
-        self._opening: Outcome[LogWriter] | None = None
+        # The writer, once the first append has begun to open it.
+        self._opening: Future[LogWriter] | None = None
         self._closed = False
         # The outcomes of conditional appends that someone still waits for, the log itself included.
         self._conditional: WeakSet[Future[LogPosition]] = WeakSet()
@@ -363,19 +312,18 @@ class KeyedAppends(Closing):
 
     async def append_async(self, key: bytes, value: bytes | None, *, expect_tail: int | None = None) -> LogPosition:
         """Await ``append``. To cancel it does not withdraw an append that has begun."""
-        return await self._durable(lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False))
+        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
+        return await self._submitting.submitted(
+            lambda: self.append(key, value, expect_tail=expect_tail, await_durable=False)
+        )
 
     async def append_batch_async(
         self, records: Iterable[tuple[bytes, bytes | None]], *, expect_tails: Mapping[bytes, int] | None = None
     ) -> LogPosition:
         """Await ``append_batch``, as ``append_async``."""
-        return await self._durable(lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False))
-
-    async def _durable(self, submit: Callable[[], Future[LogPosition]]) -> LogPosition:
-        import asyncio  # noqa: PLC0415 - as in ``Calls``
-
-        # One thread for all appends: they are submitted in the order of their calls, and wait for each other's room.
-        return await asyncio.wrap_future(await self._submitting.made(submit))
+        return await self._submitting.submitted(
+            lambda: self.append_batch(records, expect_tails=expect_tails, await_durable=False)
+        )
 
     def _append(
         self,
@@ -389,12 +337,12 @@ class KeyedAppends(Closing):
             if timeout_s is not None:
                 message = "timeout_s: expected none for an append that is awaited, since it blocks until it is durable"
                 raise InvalidRequestError(message)
-            writer = self._opened()
+            writer = self._writer(None)
             if not expected:
                 return writer.append_many(records)
             return self._runtime.wait(self._begun(writer, records, expected, None))
         until_s = self._runtime.monotonic_s() + (self._options.append_timeout_s if timeout_s is None else timeout_s)
-        writer = self._opened_by(until_s)
+        writer = self._writer(until_s)
         if not expected:
             return writer.submit_many(records, timeout_s=max(0.0, until_s - self._runtime.monotonic_s()))
         return self._begun(writer, records, expected, until_s)
@@ -417,65 +365,43 @@ class KeyedAppends(Closing):
         # Before the lock, which a thread of the parent may have held when this process was forked.
         self._runtime.check_process()
         with self._lock:
-            self._closed, writer, conditional = True, self._writer, list(self._conditional)
+            self._closed, opening, conditional = True, self._opening, list(self._conditional)
         for outcome in conditional:
             # It may need the writer for another try.
             with contextlib.suppress(LogError):
                 self._runtime.wait(outcome)
-        if writer is not None:
-            writer.close()
+        if opening is not None and opening.done() and opening.exception() is None:
+            opening.result().close()
         self._async.close()
         self._submitting.close()
 
-    def _opened_by(self, until_s: float) -> LogWriter:
-        """Return the writer; UnavailableError if it is not open by then, and goes on being opened."""
+    def _writer(self, until_s: float | None) -> LogWriter:
+        """Return the writer, which the first append opens.
+
+        UnavailableError if it is not open by ``until_s``: it goes on being opened.
+        """
         self._runtime.check_process()
         with self._lock:
-            if self._writer is None and not self._closed:
-                opening = self._opening or Outcome()
-                begins, self._opening = self._opening is None, opening
-            else:
-                opening, begins = None, False
-        if opening is None:
-            return self._opened()
+            opening = self._opening
+            if not self._closed and (opening is None or (opening.done() and opening.exception() is not None)):
+                self._opening = opening = later(self._runtime, self._open, self._keys.share)
         try:
-            if begins:
-                self._runtime.start_thread("wal3-keyed-open", partial(self._open, opening))
-            return self._runtime.wait(opening, max(0.0, until_s - self._runtime.monotonic_s()))
+            if opening is not None:
+                writer = self._runtime.wait(
+                    opening, None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
+                )
         except TimeoutError:
             raise unanswered(self._keys.stores.url) from None
-
-    def _open(self, opening: Outcome[LogWriter]) -> None:
-        try:
-            opened = self._opened()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the writer is awaited
-            self._opening = None
-            opening.set_exception(error)
-        else:
-            self._opening = None
-            opening.set_result(opened)
-
-    def _opened(self) -> LogWriter:
-        """Return the writer, which is opened at the first append."""
-        self._runtime.check_process()
-        with self._lock:
-            writer, closed = self._writer, self._closed
-        if closed:
+        if opening is None or self._closed:
             message = f"log {self._log}: expected an open keyed log, found it closed"
             raise ClosedError(message)
-        if writer is not None:
-            return writer
-        opened = LogWriter.open(
-            self._store, self._log, options=of_view(self._options.writer, View.KEYED), runtime=self._runtime
-        )
+        return writer
+
+    def _open(self) -> LogWriter:
+        options = of_view(self._options.writer, View.KEYED)
+        writer = LogWriter.open(self._store, self._log, options=options, runtime=self._runtime)
         # LogReplacedError if the writer has opened another log than the one that is read.
         self._keys.manifest()
-        with self._lock:
-            if self._writer is None and not self._closed:
-                self._writer = opened
-            writer = self._writer
-        if writer is None:
-            return self._opened()
         return writer
 
 

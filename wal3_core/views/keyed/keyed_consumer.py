@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.views.keyed.key_reader import Hit, KeyReader
 
-# Collections read every cursor, so that it stays small.
+# Keys that a cursor has: collections read every cursor, so that it stays small.
 KEYS_MAX = 8192
-# Well below what a cursor can take.
+# Bytes that the keys take, well below what a cursor can take.
 _KEYS_BYTES_MAX = 3 * 2**16
 
 
@@ -47,30 +47,21 @@ def open_consumer(keys: KeyReader, opening: Opening, log: str, prefix: bytes) ->
     if witness is None:
         message = f"log {log}, consumer {opening.name}: expected its cursor, which was just there, found it deleted"
         raise CursorConflictError(message)
-    what = f"log {log}, consumer {opening.name}"
-    _check_within(keys.manifest(), what, witness)
-    _check_prefix(what, prefix, witness)
-    return KeyedConsumer(keys, opening.name, prefix, witness)
-
-
-def _check_within(manifest: Manifest, what: str, witness: Witness) -> None:
-    """Refuse positions beyond the log's end, as after the restore of an older manifest: they would skip records."""
-    cursor, end = witness.cursor, manifest.next.position.offset
-    furthest = max(cursor.position.offset, cursor.extension.limit)
+    what, cursor = f"log {log}, consumer {opening.name}", witness.cursor
+    end, furthest = keys.manifest().next.position.offset, max(cursor.position.offset, cursor.extension.limit)
     if furthest > end:
+        # As after the restore of an older manifest: records would be skipped.
         message = f"{what}: expected positions up to the log's end, {end}, found {furthest}: move its cursor"
         raise InvalidRequestError(message)
-
-
-def _check_prefix(what: str, prefix: bytes, witness: Witness) -> None:
-    """Refuse the cursor of other keys: it would be moved over their records. Earlier versions do not say the prefix."""
-    terms, wanted = witness.cursor.extension.terms, extension_of(prefix).terms
-    if terms and terms != wanted:
+    terms = cursor.extension.terms
+    # The cursor of other keys would be moved over their records. Earlier versions do not say the prefix.
+    if terms and terms != extension_of(prefix).terms:
         message = (
             f"{what}: expected a consumer of keys with the prefix {ascii(prefix)[:80]}, found one of"
             f" {ascii(terms.get('prefix'))[:120]} in base64: open it with that, or take another name"
         )
         raise InvalidRequestError(message)
+    return KeyedConsumer(keys, opening.name, prefix, witness)
 
 
 class KeyedConsumer:
@@ -118,7 +109,6 @@ class KeyedConsumer:
         self._ahead[record.key] = max(self.position(record.key), record.offset + 1)
 
     finish_async = awaited(finish)
-    """Await ``finish``, which looks at the log for a record that no look has come to."""
 
     @checked(idle_s=optional(seconds))
     def follow(self, *, idle_s: float | None = None) -> Iterator[Record]:
@@ -147,7 +137,6 @@ class KeyedConsumer:
         return count_exactly(self._keys, KeyMatch.of(key), self._from(self.position(key)))
 
     lag_async = awaited(lag)
-    """Await ``lag``."""
 
     def lags(self) -> dict[bytes, int]:
         """Count the records that are not processed, by key, of all keys that have any; no values are read."""
@@ -161,7 +150,6 @@ class KeyedConsumer:
         return self._keys.steady(self._from(self.floor), counted)
 
     lags_async = awaited(lags)
-    """Await ``lags``."""
 
     def save(self) -> int:
         """Raise the floor as far as all below it is processed, and save it with the keys that are ahead of it.
@@ -182,14 +170,12 @@ class KeyedConsumer:
         return len(ahead) - len(stored)
 
     save_async = awaited(save)
-    """Await ``save``."""
 
     def delete(self) -> None:
         """Delete the cursor: the records that it kept can be collected. Its name can be used again at once."""
         self._keys.stores.cursors.delete(self._name)
 
     delete_async = awaited(delete)
-    """Await ``delete``."""
 
     def _from(self, offset: int) -> OffsetRange:
         # Records below the log's first one that are not processed must not be counted as if they were.

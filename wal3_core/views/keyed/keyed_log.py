@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -31,8 +30,9 @@ from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 from wal3_core.views.keyed.shared_reads import KeyedOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
+    from wal3_core.arguments import Check
     from wal3_core.log.read.consumed import ConsumerStart
     from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
@@ -42,17 +42,8 @@ if TYPE_CHECKING:
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer
     from wal3_core.views.keyed.ranges import KeyBound, OffsetBound
 
+# Records that are read ahead in asyncio.
 _READY_MAX = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanBounds:
-    """Where a scan ends: at an offset, after so many records, or before the record that would exceed the bytes."""
-
-    start: int
-    limit: int
-    records_max: int | None = None
-    bytes_max: int | None = None
 
 
 class KeyedScan:
@@ -62,13 +53,18 @@ class KeyedScan:
     fixed when the scan is made: what is appended later is left to the scan that continues it.
     """
 
-    def __init__(self, keys: KeyReader, match: KeyMatch, bounds: ScanBounds, manifest: Manifest) -> None:
+    def __init__(
+        self, keys: KeyReader, match: KeyMatch, offsets: OffsetRange, *, records_max: int | None, bytes_max: int | None
+    ) -> None:
+        manifest = keys.manifest()
         self._keys = keys
         self._match = match
-        self._bounds = bounds
-        # How many records were read, and up to where; in asyncio, some are read before they are given.
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self.start, self._limit = offsets.within(manifest)
+        # Records that were read, and up to where; in asyncio, some are read before they are given.
         self._num_read = 0
-        self._at = self.start = self.next_offset = bounds.start
+        self._at = self.next_offset = self.start
         self._ready: deque[Record] = deque()
         # One thread: a read whose caller was cancelled ends before the next one.
         self._async = Calls("wal3-scan")
@@ -104,30 +100,29 @@ class KeyedScan:
         return bool(self._ready)
 
     def _read(self, manifest: Manifest) -> Iterator[Record]:
-        match, bounds, num_bytes = self._match, self._bounds, 0
-        if bounds.limit <= bounds.start:
+        match, limit, num_bytes = self._match, self._limit, 0
+        if limit <= self.start:
             # Also one that begins where the log does not.
             return
-        chosen = None if bounds.records_max is None else partial(self._needed, bounds.records_max)
-        hits = self._keys.hits_with_rows(match, bounds.start, bounds.limit, manifest, chosen=chosen)
-        for hit, table, begin in hits:
-            for record in parquet.records_of(self._keys.rows(hit, table, match, begin, bounds.limit)):
+        chosen = None if self._records_max is None else partial(self._needed, self._records_max)
+        for hit, table, begin in self._keys.hits_with_rows(match, self.start, limit, manifest, chosen=chosen):
+            for record in parquet.records_of(self._keys.rows(hit, table, match, begin, limit)):
                 num_bytes += len(record.key or b"") + len(record.body or b"")
-                if bounds.bytes_max is not None and self._num_read and num_bytes > bounds.bytes_max:
+                if self._bytes_max is not None and self._num_read and num_bytes > self._bytes_max:
                     return
                 self._num_read += 1
                 self._at = record.offset + 1
                 yield record
-                if self._num_read == bounds.records_max:
+                if self._num_read == self._records_max:
                     return
-        self._at = bounds.limit
+        self._at = limit
 
     def _needed(self, records_max: int, hits: Iterator[Hit]) -> Iterator[Hit]:
         """Yield as many fragments as hold the records that are left to give."""
         left = records_max - self._num_read
         for hit in hits:
             yield hit
-            left -= hit.index.count(self._match, self._at, self._bounds.limit)
+            left -= hit.index.count(self._match, self._at, self._limit)
             if left <= 0:
                 return
 
@@ -139,7 +134,15 @@ def _positive(value: object, name: str) -> int:
     return plain
 
 
+_OPENING: Mapping[str, Check] = {
+    "store": a_store,
+    "log": check_log_name,
+    "options": optional(instance_of(KeyedOptions)),
+    "runtime": optional(a_runtime),
+}
 _SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
+_BYTES = optional(record_bytes)
+_FOLLOWING = {"key": _BYTES, "prefix": _BYTES, "start": optional(integer), "idle_s": optional(seconds)}
 
 
 class KeyedLog(KeyedAppends):
@@ -154,9 +157,7 @@ class KeyedLog(KeyedAppends):
     """
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(**_OPENING)
     def open(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -164,9 +165,7 @@ class KeyedLog(KeyedAppends):
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(**_OPENING)
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -195,11 +194,10 @@ class KeyedLog(KeyedAppends):
         bytes, unless that is the first one. Reads the key columns of the fragments that the key roll-ups do not rule
         out, and of these the ones that have records of the key; of one that is arranged by key, its row groups.
         """
-        bounds = OffsetRange.between(start, limit)
-        return self._scan(KeyMatch.of(key), bounds, records_max=records_max, bytes_max=bytes_max)
+        offsets = OffsetRange.between(start, limit)
+        return KeyedScan(self._keys, KeyMatch.of(key), offsets, records_max=records_max, bytes_max=bytes_max)
 
     scan_async = awaited(scan)
-    """Await ``scan``; then go through it by ``async for``."""
 
     @checked(prefix=record_bytes, **_SIZE)
     def scan_prefix(
@@ -212,11 +210,10 @@ class KeyedLog(KeyedAppends):
         bytes_max: int | None = None,
     ) -> KeyedScan:
         """Go through the records of all keys that begin with a prefix, in the order of the log; else as ``scan``."""
-        bounds = OffsetRange.between(start, limit)
-        return self._scan(KeyMatch.of_prefix(prefix), bounds, records_max=records_max, bytes_max=bytes_max)
+        match, offsets = KeyMatch.of_prefix(prefix), OffsetRange.between(start, limit)
+        return KeyedScan(self._keys, match, offsets, records_max=records_max, bytes_max=bytes_max)
 
     scan_prefix_async = awaited(scan_prefix)
-    """Await ``scan_prefix``; then go through it by ``async for``."""
 
     @checked(**_SIZE)
     def scan_keys(
@@ -233,21 +230,12 @@ class KeyedLog(KeyedAppends):
 
         Without a start or limit, from the first key, or to the last one; else as ``scan``.
         """
-        match, bounds = KeyMatch.between(start_key, limit_key), OffsetRange.between(start, limit)
-        return self._scan(match, bounds, records_max=records_max, bytes_max=bytes_max)
+        match, offsets = KeyMatch.between(start_key, limit_key), OffsetRange.between(start, limit)
+        return KeyedScan(self._keys, match, offsets, records_max=records_max, bytes_max=bytes_max)
 
     scan_keys_async = awaited(scan_keys)
-    """Await ``scan_keys``; then go through it by ``async for``."""
 
-    def _scan(
-        self, match: KeyMatch, offsets: OffsetRange, *, records_max: int | None, bytes_max: int | None
-    ) -> KeyedScan:
-        manifest = self._keys.manifest()
-        start, limit = offsets.within(manifest)
-        bounds = ScanBounds(start=start, limit=limit, records_max=records_max, bytes_max=bytes_max)
-        return KeyedScan(self._keys, match, bounds, manifest)
-
-    @checked(prefix=record_bytes, after=optional(record_bytes), keys_max=optional(_positive))
+    @checked(prefix=record_bytes, after=_BYTES, keys_max=optional(_positive))
     def keys(
         self,
         prefix: bytes = b"",
@@ -274,7 +262,6 @@ class KeyedLog(KeyedAppends):
         return self._keys.steady(OffsetRange.between(start, limit), listed)
 
     keys_async = awaited(keys)
-    """Await ``keys``."""
 
     @checked(key=record_bytes)
     def tail(self, key: bytes) -> int:
@@ -285,7 +272,6 @@ class KeyedLog(KeyedAppends):
         return self._tails.find(key)[0]
 
     tail_async = awaited(tail)
-    """Await ``tail``."""
 
     @checked(key=record_bytes, approximate=flag)
     def count(
@@ -309,7 +295,6 @@ class KeyedLog(KeyedAppends):
         return Bounding(self._keys, match, *offsets.within(manifest)).estimate(manifest).estimate
 
     count_async = awaited(count)
-    """Await ``count``."""
 
     @checked(key=record_bytes, requests_max=integer)
     def count_bounds(
@@ -331,7 +316,6 @@ class KeyedLog(KeyedAppends):
         return Bounding(self._keys, KeyMatch.of(key), *offsets.within(manifest)).bound(manifest, requests_max - 1)
 
     count_bounds_async = awaited(count_bounds)
-    """Await ``count_bounds``."""
 
     @checked(cursor=check_cursor_name, key=record_bytes)
     def lag(self, cursor: str, key: bytes) -> int:
@@ -347,7 +331,6 @@ class KeyedLog(KeyedAppends):
         return self.count(key, witness.cursor.position.offset)
 
     lag_async = awaited(lag)
-    """Await ``lag``."""
 
     @checked(name=check_cursor_name, prefix=record_bytes, start=consumer_start)
     def consumer(self, name: str, *, prefix: bytes = b"", start: ConsumerStart = "beginning") -> KeyedConsumer:
@@ -355,12 +338,11 @@ class KeyedLog(KeyedAppends):
 
         Its cursor has this name. InvalidRequestError when that is the cursor of something else, or of another prefix.
         """
-        reading = ConsumerOptions(reader=self._options.reader)
         opening = Opening(
             store=self._store,
             name=name,
             start=start,
-            options=reading,
+            options=ConsumerOptions(reader=self._options.reader),
             runtime=self._runtime,
             log_id=self._keys.known.log_id,
             owner=Owner.KEYED_CONSUMER,
@@ -369,11 +351,8 @@ class KeyedLog(KeyedAppends):
         return open_consumer(self._keys, opening, self._log, prefix)
 
     consumer_async = awaited(consumer)
-    """Await ``consumer``."""
 
-    @checked(
-        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
-    )
+    @checked(**_FOLLOWING)
     def follow(
         self,
         key: bytes | None = None,
@@ -388,9 +367,7 @@ class KeyedLog(KeyedAppends):
         """
         yield from self._followed(key, prefix, start, idle_s).records()
 
-    @checked(
-        key=optional(record_bytes), prefix=optional(record_bytes), start=optional(integer), idle_s=optional(seconds)
-    )
+    @checked(**_FOLLOWING)
     def follow_async(
         self,
         key: bytes | None = None,

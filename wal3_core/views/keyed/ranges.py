@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wal3_core.arguments import integer, make_plain, record_bytes, wrong
+from wal3_core.arguments import integer, record_bytes, wrong
 from wal3_core.log.read.scan import check_start
 from wal3_core.model.strict_json import U64_MAX
 
@@ -16,25 +16,20 @@ B = TypeVar("B", int, bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Included(Generic[B]):
+class _Bound(Generic[B]):
+    value: B
+
+
+class Included(_Bound[B]):
     """A bound that belongs to its range, an offset or a key; so does a start that is given alone."""
 
-    value: B
-
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        make_plain(self, value=_offset_or_key)
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Excluded(Generic[B]):
+class Excluded(_Bound[B]):
     """A bound that does not belong to its range, an offset or a key; nor does a limit that is given alone."""
 
-    value: B
-
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        make_plain(self, value=_offset_or_key)
+    __slots__ = ()
 
 
 OffsetBound = int | Included[int] | Excluded[int]
@@ -108,12 +103,8 @@ class OffsetRange:
         return begin, max(begin, end if self.limit is None else min(self.limit, end))
 
 
-def _offset_or_key(value: object, name: str) -> object:
-    return record_bytes(value, name) if isinstance(value, bytes | bytearray | memoryview) else integer(value, name)
-
-
 def _value(bound: object) -> object:
-    return bound.value if isinstance(bound, Included | Excluded) else bound
+    return bound.value if isinstance(bound, _Bound) else bound
 
 
 def _offset(value: object, name: str) -> int:
