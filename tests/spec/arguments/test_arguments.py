@@ -109,7 +109,7 @@ MADE_INSIDE = {
     "WriterStats",
 }
 MADE_INSIDE |= {"Stray", "SubscriptionInfo"}
-MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueStats"}
+MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueRepair", "QueueStats"}
 # A Setsum is constructed at every step; from outside data it is made by its class methods alone.
 MADE_INSIDE |= {"Setsum"}
 # They convert between values and stored bytes; malformed bytes have tests of their own.
