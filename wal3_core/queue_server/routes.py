@@ -420,7 +420,7 @@ async def create_queue(service: Service, body: CreateBody) -> JSONResponse:
 @router.get("/{queue}", response_model=QueueAnswer)
 async def show_queue(service: Service, queue: str) -> JSONResponse:
     """Show a queue's definition. Fences no other broker, as no `GET` does."""
-    definition, is_open = await service.look(queue, lambda held: held.definition, loading.read_queue_definition)
+    definition, is_open = await service.read(queue, lambda held: held.definition, loading.read_queue_definition)
     return JSONResponse({"queue": queue, "open": is_open, "definition": definition.to_json()})
 
 
@@ -435,7 +435,7 @@ async def define_queue(service: Service, queue: str, body: QueueDefinition) -> J
 @router.get("/{queue}/stats", response_model=StatsAnswer)
 async def queue_stats(service: Service, queue: str) -> JSONResponse:
     """Show how many items a queue holds. Fences no other broker."""
-    stats, is_open = await service.look(queue, DelayQueue.stats, loading.read_queue_stats)
+    stats, is_open = await service.read(queue, DelayQueue.stats, loading.read_queue_stats)
     return JSONResponse({"queue": queue, "open": is_open, "stats": stats.to_json()})
 
 
@@ -445,7 +445,7 @@ async def purge(service: Service, queue: str, body: PurgeBody, confirm: bool = F
     if confirm:
         items = await service.run(queue, operations.Purge(body.pending, body.leased, body.dead))
     else:
-        held, _ = await service.look(queue, DelayQueue.stats, loading.read_queue_stats)
+        held, _ = await service.read(queue, DelayQueue.stats, loading.read_queue_stats)
         items = body.pending * held.pending + body.leased * held.leased + body.dead * held.dead
     return JSONResponse({"items": items, "dry_run": not confirm})
 
@@ -556,7 +556,7 @@ async def dead_letters(
     """Show dead letters by rising ids, those above `after`. Fences no other broker."""
     _check(service, "count", count)
     bytes_max = service.options.answer_bytes_max
-    items, _ = await service.look(
+    items, _ = await service.read(
         queue, DelayQueue.dead, loading.read_queue_dead, count, after=after, bytes_max=bytes_max
     )
     return items_answer(items, partial(peeked_json, as_text=text))
@@ -575,12 +575,12 @@ async def peek(
     """Show the pending items that come first, due or not. Fences no other broker."""
     _check(service, "count", count)
     bytes_max = service.options.answer_bytes_max
-    items, _ = await service.look(queue, DelayQueue.peek, loading.read_queue_head, count, bytes_max=bytes_max)
+    items, _ = await service.read(queue, DelayQueue.peek, loading.read_queue_head, count, bytes_max=bytes_max)
     return items_answer(items, partial(peeked_json, as_text=text))
 
 
 @router.get("/{queue}/items/{item_id}", response_model=ItemStats)
 async def show_item(service: Service, queue: str, item_id: int) -> JSONResponse:
     """Show what is known of an item, without its value. Fences no other broker."""
-    found, _ = await service.look(queue, DelayQueue.item, loading.read_queue_item, item_id)
+    found, _ = await service.read(queue, DelayQueue.item, loading.read_queue_item, item_id)
     return JSONResponse(found.to_json())

@@ -279,19 +279,19 @@ class QueueService:
         async with self._used(name) as held:
             return await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
 
-    async def look(
-        self, name: str, ask: Callable[..., T], read: Callable[..., T], *arguments: object, **options: object
+    async def read(
+        self, name: str, of_broker: Callable[..., T], of_log: Callable[..., T], *arguments: object, **options: object
     ) -> tuple[T, bool]:
         """Return what a queue's broker here says, and True; else what its log says: no other broker is fenced."""
         if name in self._open:
             try:
                 async with self._used(name) as held:
-                    return await self.in_thread(partial(ask, held.queue, *arguments, **options)), True
+                    return await self.in_thread(partial(of_broker, held.queue, *arguments, **options)), True
             except FencedError:
                 pass
         log = log_of(self._prefix, name)
         async with self._reads:
-            return await self.in_thread(partial(read, self._store, log, *arguments, **options)), False
+            return await self.in_thread(partial(of_log, self._store, log, *arguments, **options)), False
 
     def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
         """Open a queue again at the next request if its name leads to another log or none, or its broker has failed."""

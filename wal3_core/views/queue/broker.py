@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from wal3_core.views.queue.operations import QueueOptions
     from wal3_core.views.queue.queue_state import QueueState
 
-# The wall clock's lead over what the store has confirmed before the store is asked.
+# The wall clock's lead over what the store has confirmed before an append is made to confirm it.
 _DOUBT_MS = 1000
-# The pause between two such questions.
-_ASKED_AGAIN_S = 60.0
+# The pause between two such appends.
+_CONFIRMING_PAUSE_S = 60.0
 
 
 class QueueClock:
@@ -85,7 +85,7 @@ class QueueClock:
         self._read_s = runtime.monotonic_s()
         # The latest time that was confirmed, and when.
         self._confirmed_ms, self._confirmed_s = 0.0, self._read_s
-        self._asked_s = -_ASKED_AGAIN_S
+        self._confirming_s = -_CONFIRMING_PAUSE_S
         self._begun = False
 
     def begin_at(self, now_ms: int) -> None:
@@ -109,13 +109,13 @@ class QueueClock:
         if log_us / US_PER_MS > self._limit_ms(now_s):
             self._confirmed_ms, self._confirmed_s = log_us / US_PER_MS, now_s
 
-    def asks(self) -> bool:
+    def wants_confirmation(self) -> bool:
         """Whether an append is to confirm the wall clock, which is far ahead; once a minute at most."""
         wall_ms, read_s = wall_us(self._runtime) / US_PER_MS, self._runtime.monotonic_s()
         ahead_ms = wall_ms - max(self._limit_ms(read_s), self._now_ms)
-        if ahead_ms <= _DOUBT_MS or read_s - self._asked_s < _ASKED_AGAIN_S:
+        if ahead_ms <= _DOUBT_MS or read_s - self._confirming_s < _CONFIRMING_PAUSE_S:
             return False
-        self._asked_s = read_s
+        self._confirming_s = read_s
         return True
 
     def now_ms(self) -> int:
@@ -284,7 +284,7 @@ _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
     Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
     Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
     Define: lambda state, wanted, turn: state.define(wanted.definition, turn),
-    Query: lambda state, wanted, turn: wanted.ask(state, turn.now_ms),
+    Query: lambda state, wanted, turn: wanted.read(state, turn.now_ms),
 }
 
 
@@ -469,7 +469,7 @@ class Broker:
             self._restore_displaced(turn)
         num_changes, num_bytes = len(turn.keys), turn.num_bytes
         self.checkpointer.add_to(turn, wait=last)
-        if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.asks():
+        if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.wants_confirmation():
             self._commit(turn, num_changes, num_bytes)
 
     def _restore_displaced(self, turn: Turn) -> None:
@@ -558,7 +558,7 @@ class Broker:
         return replace(call, num_removed=num_removed) if num_done == room else num_removed
 
     def _refuse_sealed(self, calls: list[QueuedCall]) -> list[QueuedCall]:
-        """Refuse all but questions if the queue is sealed; return what is left."""
+        """Refuse all but queries if the queue is sealed; return what is left."""
         error = self._sealed
         if error is None:
             return calls

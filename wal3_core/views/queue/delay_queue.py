@@ -398,8 +398,8 @@ class DelayQueue(Closing):
             give_up(future)
             raise
 
-    def _query(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
-        return self._wait(self._broker.inbox.put(Query(ask), None))
+    def _query(self, read: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
+        return self._wait(self._broker.inbox.put(Query(read), None))
 
     def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result
         if self._broker.is_here() and future.cancel():

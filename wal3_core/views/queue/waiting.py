@@ -29,9 +29,9 @@ _SCAN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about the queue; its answer is given when all that it shows is durable."""
+    """A read of the queue; its result is given when all that it shows is durable."""
 
-    ask: Callable[[QueueState, int], Any]
+    read: Callable[[QueueState, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
