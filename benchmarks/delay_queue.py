@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.queue_peers import LOG, PEERS, Beanstalk, NotInstalledError, Peer, Wal3, size_of
 from wal3_core import CollectorOptions, KeyCompactor, LogReader, PolicyStore, open_store
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.views.queue import DelayQueue, NewItem
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import NewItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

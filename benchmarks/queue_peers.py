@@ -15,7 +15,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wal3_core import open_store
-from wal3_core.views.queue import DelayQueue, Dequeue, Enqueue, NewItem, Release
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Release
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

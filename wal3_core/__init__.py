@@ -183,35 +183,35 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.keyed.ranges import Excluded as Excluded
     from wal3_core.views.keyed.ranges import Included as Included
     from wal3_core.views.keyed.shared_reads import KeyedOptions as KeyedOptions
-    from wal3_core.views.queue.definition import QueueDefinition as QueueDefinition
-    from wal3_core.views.queue.definition import QueueOptions as QueueOptions
     from wal3_core.views.queue.delay_queue import DelayQueue as DelayQueue
-    from wal3_core.views.queue.items import Enqueued as Enqueued
-    from wal3_core.views.queue.items import ItemState as ItemState
-    from wal3_core.views.queue.items import ItemStats as ItemStats
-    from wal3_core.views.queue.items import Leased as Leased
-    from wal3_core.views.queue.items import NewItem as NewItem
-    from wal3_core.views.queue.items import Peeked as Peeked
-    from wal3_core.views.queue.items import QueueRepair as QueueRepair
-    from wal3_core.views.queue.items import QueueStats as QueueStats
+    from wal3_core.views.queue.loading import is_queue as is_queue
+    from wal3_core.views.queue.loading import read_queue_dead as read_queue_dead
+    from wal3_core.views.queue.loading import read_queue_definition as read_queue_definition
+    from wal3_core.views.queue.loading import read_queue_head as read_queue_head
+    from wal3_core.views.queue.loading import read_queue_item as read_queue_item
+    from wal3_core.views.queue.loading import read_queue_stats as read_queue_stats
     from wal3_core.views.queue.operations import Bury as Bury
     from wal3_core.views.queue.operations import Define as Define
     from wal3_core.views.queue.operations import Dequeue as Dequeue
     from wal3_core.views.queue.operations import Enqueue as Enqueue
+    from wal3_core.views.queue.operations import Enqueued as Enqueued
     from wal3_core.views.queue.operations import Extend as Extend
     from wal3_core.views.queue.operations import GiveBack as GiveBack
+    from wal3_core.views.queue.operations import ItemState as ItemState
+    from wal3_core.views.queue.operations import ItemStats as ItemStats
     from wal3_core.views.queue.operations import Kick as Kick
+    from wal3_core.views.queue.operations import Leased as Leased
+    from wal3_core.views.queue.operations import NewItem as NewItem
+    from wal3_core.views.queue.operations import Peeked as Peeked
     from wal3_core.views.queue.operations import Purge as Purge
+    from wal3_core.views.queue.operations import QueueDefinition as QueueDefinition
+    from wal3_core.views.queue.operations import QueueOptions as QueueOptions
+    from wal3_core.views.queue.operations import QueueRepair as QueueRepair
+    from wal3_core.views.queue.operations import QueueStats as QueueStats
     from wal3_core.views.queue.operations import Reclaim as Reclaim
     from wal3_core.views.queue.operations import Release as Release
     from wal3_core.views.queue.operations import Requeue as Requeue
     from wal3_core.views.queue.operations import Retime as Retime
-    from wal3_core.views.queue.queue_reading import is_queue as is_queue
-    from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
-    from wal3_core.views.queue.queue_reading import read_queue_definition as read_queue_definition
-    from wal3_core.views.queue.queue_reading import read_queue_head as read_queue_head
-    from wal3_core.views.queue.queue_reading import read_queue_item as read_queue_item
-    from wal3_core.views.queue.queue_reading import read_queue_stats as read_queue_stats
 
 # Each public name, and the module it comes from.
 _HOMES = {
@@ -311,9 +311,9 @@ _HOMES = {
     "Pressure": "wal3_core.fleet.dirty.back_pressure",
     "Problem": "wal3_core.log.read.scrub",
     "Proof": "wal3_core.model.pass_record",
-    "QueueDefinition": "wal3_core.views.queue.definition",
+    "QueueDefinition": "wal3_core.views.queue.operations",
     "QueueFullError": "wal3_core.errors",
-    "QueueOptions": "wal3_core.views.queue.definition",
+    "QueueOptions": "wal3_core.views.queue.operations",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
     "Retainer": "wal3_core.log.collect.references",
@@ -404,7 +404,7 @@ _HOMES = {
     ),
     **dict.fromkeys(
         ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueRepair", "QueueStats"),
-        "wal3_core.views.queue.items",
+        "wal3_core.views.queue.operations",
     ),
     **dict.fromkeys(
         (
@@ -415,7 +415,7 @@ _HOMES = {
             "read_queue_item",
             "read_queue_stats",
         ),
-        "wal3_core.views.queue",
+        "wal3_core.views.queue.loading",
     ),
 }
 

@@ -16,7 +16,7 @@ from wal3_core.cli.commands.queue import queue as queue_command
 from wal3_core.cli.program import cli
 from wal3_core.errors import FencedError
 from wal3_core.storage.open_store import open_store
-from wal3_core.views.queue import DelayQueue
+from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .conftest import Command, on_terminal
 from .test_completion import completed

@@ -27,7 +27,8 @@ from wal3_core.log.maintain.copy.copier import copy
 from wal3_core.log.maintain.sealer import migrate, seal
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.views.queue import DelayQueue, QueueDefinition
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import QueueDefinition
 
 if TYPE_CHECKING:
     from random import Random

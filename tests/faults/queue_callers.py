@@ -18,8 +18,7 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
-from wal3_core.views.queue import NewItem, QueueDefinition
-from wal3_core.views.queue.items import whole_ms
+from wal3_core.views.queue.operations import NewItem, QueueDefinition, whole_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from tests.faults.queue_ledger import Change, Ledger
     from tests.faults.store import SimStore
     from wal3_core import Message
-    from wal3_core.views.queue import DelayQueue, Enqueued, Leased
+    from wal3_core.views.queue.delay_queue import DelayQueue
+    from wal3_core.views.queue.operations import Enqueued, Leased
 
 T = TypeVar("T")
 QUEUE = "queue"

@@ -11,8 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from wal3_core.views.queue import QueueDefinition, encoding
+from wal3_core.views.queue import encoding
 from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, Meta, StateRecord, ValueHeader, id_of
+from wal3_core.views.queue.operations import QueueDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

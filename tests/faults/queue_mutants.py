@@ -29,7 +29,7 @@ QUEUE_WORLD_MUTANTS = (
     Mutation(
         "a broker loads the queue before the outcome of its append is known",
         "Broker._load_again",
-        "take_again(...)",
+        "acquire_again(...)",
         "pass",
     ),
     Mutation("any token is accepted", "QueueState.held", "lease is None or _", "lease is None"),
@@ -46,7 +46,7 @@ QUEUE_WORLD_MUTANTS = (
     Mutation("the wall clock is believed whatever the store says", "QueueClock._read_ms", "min(wall_ms, _)", "wall_ms"),
     Mutation(
         "a queue is taken before it is loaded",
-        "take",
+        "acquire",
         "loaded = _1\nfor _2 in _3: ...",
         "writer.append(token, key=BROKER_KEY)\nloaded = _1\nfor _2 in _3: ...",
     ),
@@ -92,7 +92,9 @@ QUEUE_WORLD_MUTANTS = (
         "broker = broker or body",
         "broker = body",
     ),
-    Mutation("values are looked for where they were when they were read first", "Values._load", "_1 or tried", "_1"),
+    Mutation(
+        "values are looked for where they were when they were read first", "ValueCache._load", "_1 or tried", "_1"
+    ),
     Mutation(
         "what is left of a full turn is done first come, last served, and an answer is lost",
         "Inbox.put_back",

@@ -26,8 +26,11 @@ from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
-from wal3_core.views.queue import DelayQueue, QueueOptions, broker, checkpoint, read_queue_head, read_queue_stats
+from wal3_core.views.queue import broker, checkpoint
+from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
+from wal3_core.views.queue.loading import read_queue_head, read_queue_stats
+from wal3_core.views.queue.operations import QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
     from wal3_core.storage.object_store import Buffer, Etag, PutOutcome
-    from wal3_core.views.queue import QueueDefinition, QueueStats
+    from wal3_core.views.queue.operations import QueueDefinition, QueueStats
 
 T = TypeVar("T")
 EVERYTHING = 10_000

@@ -18,14 +18,15 @@ from tests.processes.workers import Teller
 from tests.spec.collecting import SMALL
 from wal3_core import WriterOptions, open_store
 from wal3_core.errors import StaleTokenError
-from wal3_core.views.queue import DelayQueue, NewItem, QueueOptions
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import NewItem, QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from wal3_core.views.queue import Leased
+    from wal3_core.views.queue.operations import Leased
 
 LOG = "queue-under-test"
 # Deadlines are those of a coarse clock, so that many items share one, also of different brokers.

@@ -15,7 +15,8 @@ from tests.processes.children import await_word, child
 from tests.processes.queue_broker import LOG, Service, read_account, serve
 from tests.spec.collecting import QUICK, SMALL
 from wal3_core import KeyCompactor, KeyCompactorOptions, open_store, scrub
-from wal3_core.views.queue import DelayQueue, read_queue_stats
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.loading import read_queue_stats
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ QUEUE_MUTANTS = (
         "self._now_ms += _",
         "self._now_ms += 0.0",
     ),
-    Mutation("leases end by the wall clock", "HeldItems.end_ms", "math.ceil(_)", "math.ceil(0.0)"),
+    Mutation("leases end by the wall clock", "ItemIndex.end_ms", "math.ceil(_)", "math.ceil(0.0)"),
     Mutation(
         "an item that is put back keeps its deadline",
         "QueueState._put_back",
@@ -58,8 +58,8 @@ QUEUE_MUTANTS = (
     ),
     Mutation(
         "the items of a checkpoint that were removed since come back",
-        "_item",
-        "if value is None: ...",
-        "if value is None: return known",
+        "QueueLoader._add",
+        "changes.values.get(item_id, _1)",
+        "changes.values.get(item_id) or _1",
     ),
 )

@@ -25,22 +25,14 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.views.queue import (
-    DelayQueue,
-    GiveBack,
-    ItemState,
-    Leased,
-    NewItem,
-    QueueDefinition,
-    QueueOptions,
-    read_queue_head,
-    read_queue_stats,
-)
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.loading import read_queue_head, read_queue_stats
+from wal3_core.views.queue.operations import GiveBack, ItemState, Leased, NewItem, QueueDefinition, QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from wal3_core.views.queue import Enqueued
+    from wal3_core.views.queue.operations import Enqueued
 
 LOG, BACKUP = "q", "backup"
 START_US = 1_700_000_000_000_000

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import QueueFullError, StaleTokenError, UnknownItemError
-from wal3_core.views.queue import Enqueued, ItemState, ItemStats, Leased, NewItem, Peeked, QueueDefinition, QueueStats
+from wal3_core.views.queue.operations import (
+    Enqueued,
+    ItemState,
+    ItemStats,
+    Leased,
+    NewItem,
+    Peeked,
+    QueueDefinition,
+    QueueStats,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

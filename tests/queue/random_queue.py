@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from wal3_core.views.queue import ItemState, NewItem, QueueDefinition
+from wal3_core.views.queue.operations import ItemState, NewItem, QueueDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import pytest
 from tests.queue.pair import START_US, StandingRuntime
 from tests.stores import FaultyStore
 from wal3_core.runtime import US_PER_S, ThreadRuntime
-from wal3_core.views.queue import DelayQueue
 from wal3_core.views.queue.broker import QueueClock
+from wal3_core.views.queue.delay_queue import DelayQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,14 +29,14 @@ from wal3_core import (
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_core.views.queue import Enqueue, Purge
 from wal3_core.views.queue.encoding import DEAD, NEVER, NO_TOKEN, STATE, VALUE, StateRecord, id_key, state_body
+from wal3_core.views.queue.operations import Enqueue, Purge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core import Leased
-    from wal3_core.views.queue import ItemStats
+    from wal3_core.views.queue.operations import ItemStats
 
 LIMIT_S = 30
 HOUR_S = 3600

@@ -16,13 +16,14 @@ from wal3_core.errors import LogError, StoreDeniedError
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition, QueueOptions
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import NewItem, QueueDefinition, QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.storage.object_store import PutOutcome
-    from wal3_core.views.queue import Leased
+    from wal3_core.views.queue.operations import Leased
 
 T = TypeVar("T")
 LOG = "q"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from wal3_core.errors import CorruptError
-from wal3_core.views.queue import QueueDefinition
 from wal3_core.views.queue.checkpoint import decode, restore, table_of
 from wal3_core.views.queue.encoding import (
     DEAD,
@@ -28,7 +27,8 @@ from wal3_core.views.queue.encoding import (
     value_body,
     value_header,
 )
-from wal3_core.views.queue.queue_state import Buried, Lease, QueueState
+from wal3_core.views.queue.operations import QueueDefinition
+from wal3_core.views.queue.queue_state import DeadLetter, Lease, QueueState
 from wal3_core.views.queue.runs import Row
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -107,7 +107,7 @@ def checkpointed() -> QueueState:
     for row, priority in zip(rows[:4], (0, 100, 100, 255), strict=True):
         state.add_pending(row, priority)
     state.hold(Lease(rows[4], 7, CREATED_MS + 60_000, TOKEN))
-    state.dead[6] = Buried(rows[5]._replace(requeued_ms=CREATED_MS + 1), 100)
+    state.dead[6] = DeadLetter(rows[5]._replace(requeued_ms=CREATED_MS + 1), 100)
     state.num_bytes = sum(row.length for row in rows)
     return state
 

@@ -15,7 +15,7 @@ from tests.queue.mutants import QUEUE_MUTANTS
 from tests.queue.pair import Pair
 from tests.queue.random_queue import DEFINITIONS, STEPS_MS, RandomOperations
 from wal3_core.errors import LogError
-from wal3_core.views.queue import ItemState, NewItem, QueueDefinition
+from wal3_core.views.queue.operations import ItemState, NewItem, QueueDefinition
 
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
 OPERATIONS = int(os.environ.get("WAL3_TEST_OPERATIONS", "10000"))

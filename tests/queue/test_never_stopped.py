@@ -34,8 +34,8 @@ from wal3_core import (
 )
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-from wal3_core.views.queue import Dequeue, ItemState
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, META_KEY, STATE, VALUE, id_key, part_key
+from wal3_core.views.queue.operations import Dequeue, ItemState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +190,7 @@ def test_those_who_wait_are_served_in_order_though_records_of_others_come_betwee
 def test_broker_that_does_nothing_passes_records_of_others(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.0)
     with DelayQueue.open_or_create(memory_store, LOG) as queue:
         stray(memory_store, Message(b"1", b"stray"))
         for _ in range(1000):
@@ -483,7 +483,7 @@ def test_definition_of_an_earlier_version_with_a_longer_lease_is_read() -> None:
     longest = QueueDefinition(lease_s=30 * 86_400)
     data = longest.to_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wal3_core.views.queue.definition.LEASE_S_MAX", 10**9)
+        patch.setattr("wal3_core.views.queue.operations.LEASE_S_MAX", 10**9)
         data = QueueDefinition(lease_s=10**8).to_bytes()
 
     assert QueueDefinition.from_bytes(data, what="a definition") == longest

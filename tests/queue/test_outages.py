@@ -16,7 +16,8 @@ from tests.queue.test_crashes import DEADLINE_S, HASTY, LOG
 from tests.stores import FaultyStore
 from wal3_core.errors import ClosedError, LogError, UnknownDurabilityError
 from wal3_core.storage.object_store import Done
-from wal3_core.views.queue import DelayQueue, Dequeue, Enqueue, NewItem, Purge, QueueDefinition
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Purge, QueueDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ def test_checkpoint_that_cannot_be_written_is_an_error(store: FaultyStore, queue
 def test_append_that_lands_once_its_queue_was_loaded_again_changes_nothing(
     store: FaultyStore, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.0)
     queue.enqueue(b"first")
     store.fail("replace", "manifest", "late", times=ALWAYS)
     with pytest.raises(UnknownDurabilityError):
@@ -147,7 +148,7 @@ def test_part_of_a_millisecond_counts_as_a_whole_one(memory_store: MemoryStore) 
 def test_calls_and_close_end_once_a_store_that_hung_answers(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.0)
     free = Event()
     queue = DelayQueue.open_or_create(store, LOG, options=HASTY)
     queue.enqueue(b"before")

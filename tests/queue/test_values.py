@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core.views.queue import DelayQueue, NewItem, QueueOptions
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import NewItem, QueueOptions
 from wal3_core.views.queue.runs import Pending, Row
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from wal3_core.errors import (
     UnknownDurabilityError,
 )
 from wal3_core.queue_server.client import QueueClient
-from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import Enqueue, NewItem, Purge, QueueDefinition, Release
 
 from .serving import serving
 
@@ -39,7 +40,7 @@ TOKEN = "a-token-of-a-test"
 def test_client_does_what_a_queue_does(server: Running) -> None:
     client = QueueClient(server.url)
     client.create("mail", QueueDefinition(lease_s=5))
-    done = client.enqueue_many("mail", [NewItem(b"a", dedupe_key=b"k"), NewItem(b"\xff", delay_s=0, priority=200)])
+    done = client.run("mail", Enqueue((NewItem(b"a", dedupe_key=b"k"), NewItem(b"\xff", delay_s=0, priority=200))))
     peeked = client.peek("mail", 2)
     items = client.dequeue("mail", 5, timeout_s=0.1)
 
@@ -47,32 +48,32 @@ def test_client_does_what_a_queue_does(server: Running) -> None:
     assert [each["id"] for each in done] == [1, 2]
     assert [item.get("text", item.get("value")) for item in items] == ["a", "/w=="]
     assert [item["id"] for item in peeked] == [1, 2]
-    assert client.purge("mail", pending=False, leased=True, dead=False, dry_run=True) == 2
-    client.release_many("mail", [(item["id"], item["token"]) for item in items])
+    assert client.stats("mail")["leased"] == 2
+    client.run("mail", Release(tuple((item["id"], item["token"]) for item in items)))
     assert client.stats("mail")["leased"] == 0
-    assert client.purge("mail", pending=True, leased=True, dead=True, dry_run=False) == 0
+    assert client.run("mail", Purge(pending=True, leased=True, dead=True)) == 0
 
 
 def test_errors_are_those_of_a_queue(memory_store: MemoryStore) -> None:
     with serving(memory_store) as server:
         client = QueueClient(server.url)
         client.create("jobs", QueueDefinition(items_max=1))
-        client.enqueue_many("jobs", [NewItem(b"a")])
+        client.run("jobs", Enqueue((NewItem(b"a"),)))
 
         with pytest.raises(LogExistsError, match="expected no log"):
             client.create("jobs", QueueDefinition())
         with pytest.raises(LogNotFoundError):
-            client.enqueue_many("none", [NewItem(b"a")])
+            client.run("none", Enqueue((NewItem(b"a"),)))
         with pytest.raises(QueueFullError, match="may succeed in 5 s"):
-            client.enqueue_many("jobs", [NewItem(b"b")])
+            client.run("jobs", Enqueue((NewItem(b"b"),)))
         with pytest.raises(StaleTokenError):
-            client.release_many("jobs", [(1, "0" * 16)])
+            client.run("jobs", Release(((1, "0" * 16),)))
         with pytest.raises(InvalidRequestError, match="name"):
             client.stats("../secrets")
         client.create("mail", QueueDefinition())
-        client.enqueue_many("mail", [NewItem(b"a")])
+        client.run("mail", Enqueue((NewItem(b"a"),)))
         with DelayQueue.open(memory_store, "queues/mail"), pytest.raises(FencedError, match="restart this server"):
-            client.enqueue_many("mail", [NewItem(b"b")])
+            client.run("mail", Enqueue((NewItem(b"b"),)))
 
 
 def test_time_that_is_no_number_is_refused_not_waited_for(server: Running) -> None:
@@ -113,7 +114,7 @@ def test_server_that_is_not_there_is_unavailable() -> None:
         port = free.getsockname()[1]
 
     with pytest.raises(UnavailableError, match=r"refused: start a server there .* or correct --server"):
-        QueueClient(f"http://127.0.0.1:{port}").enqueue_many("jobs", [NewItem(b"a")])
+        QueueClient(f"http://127.0.0.1:{port}").run("jobs", Enqueue((NewItem(b"a"),)))
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -156,7 +157,7 @@ def test_redirect_is_not_followed_with_the_token() -> None:
 
 def test_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
     with elsewhere() as (url, _), pytest.raises(UnknownDurabilityError, match="lost"):
-        QueueClient(url).enqueue_many("jobs", [NewItem(b"a")])
+        QueueClient(url).run("jobs", Enqueue((NewItem(b"a"),)))
 
 
 class Failing(http.server.BaseHTTPRequestHandler):
@@ -195,7 +196,7 @@ def test_failure_of_a_proxy_or_the_server_leaves_the_outcome_unknown(status: int
         client = QueueClient(f"http://127.0.0.1:{server.server_address[1]}")
 
         with pytest.raises(UnknownDurabilityError):
-            client.enqueue_many("jobs", [NewItem(b"a")])
+            client.run("jobs", Enqueue((NewItem(b"a"),)))
         with pytest.raises(UnavailableError):
             client.names()
         server.shutdown()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.views.queue import DelayQueue
+from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .serving import DEADLINE_S, answer_of, serving
 

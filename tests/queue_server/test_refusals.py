@@ -14,8 +14,9 @@ from tests.stores import FaultyStore
 from wal3_core import CursorStore, InvalidRequestError, destroy
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.paths import QUEUE_CURSOR
-from wal3_core.queue_server import request_models
-from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition
+from wal3_core.queue_server import routes
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.operations import NewItem, QueueDefinition
 
 from .serving import answer_of, eventually, serving
 
@@ -132,11 +133,11 @@ def test_signs_of_a_body_are_counted_outside_of_its_texts(fields: Json, escaped:
     signs = sum(map(outside.count, ",:[{"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_models, "_PIECE_BYTES", piece_bytes)
-        request_models._check_size(bytearray(text.encode()), signs)
+        patch.setattr(routes, "_PIECE_BYTES", piece_bytes)
+        routes._check_size(bytearray(text.encode()), signs)
         if signs:
             with pytest.raises(InvalidRequestError, match="expected at most"):
-                request_models._check_size(bytearray(text.encode()), signs - 1)
+                routes._check_size(bytearray(text.encode()), signs - 1)
 
 
 def test_body_that_is_too_large_is_refused_however_it_comes(memory_store: MemoryStore) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.views.queue import DelayQueue
+from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .serving import serving
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core.views.queue import DelayQueue
+from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .serving import DEADLINE_S, answer_of, eventually, serving
 
@@ -138,7 +138,7 @@ def test_calls_that_wait_at_a_fenced_server_are_answered(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty queue appends nothing: only a look at the log shows that another broker has it."""
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.05)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.05)
     with serving(memory_store) as server:
         server.ok("POST", "/v1/queues", {"queue": "jobs"})
         waiting = server.begin("jobs", "dequeue", timeout_s=60)

@@ -36,7 +36,7 @@ from wal3_core import (
     read_queue_stats,
 )
 from wal3_core.runtime import US_PER_S
-from wal3_core.views.queue import Dequeue, Enqueued, GiveBack
+from wal3_core.views.queue.operations import Dequeue, Enqueued, GiveBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -32,7 +32,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.policy import Cleanup
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.views.queue import Dequeue, Enqueue, Purge
+from wal3_core.views.queue.operations import Dequeue, Enqueue, Purge
 from wal3_core.views.queue.queue_state import QueueState, Turn
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def test_duplicate_is_found_wherever_the_item_is(memory_store: MemoryStore) -> N
 def test_fenced_broker_answers_no_question_once_it_was_idle(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.0)
     older = DelayQueue.open_or_create(memory_store, "q")
     older.enqueue(b"a")
     assert older.stats().pending == 1
@@ -399,7 +399,7 @@ def test_fenced_broker_answers_no_question_once_it_was_idle(
 def test_question_gets_the_error_of_a_store_that_fails_and_an_answer_later(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.views.queue.broker.LOOK_S", 0.0)
+    monkeypatch.setattr("wal3_core.views.queue.broker.FENCE_CHECK_S", 0.0)
     faulty = FaultyStore(memory_store)
     with DelayQueue.open_or_create(faulty, "q") as queue:
         queue.enqueue(b"a")

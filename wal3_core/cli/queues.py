@@ -14,26 +14,28 @@ import click
 from wal3_core.cli.shell.failures import NAMED_LOG, Failure, InvalidFailure
 from wal3_core.cli.shell.input import StopSignals, line_batches, standard_input
 from wal3_core.cli.shell.output import counted
-from wal3_core.cli.shell.session import Session, pass_session
+from wal3_core.cli.shell.session import Session, json_option, lines_option, pass_session
 from wal3_core.cli.types import LOG_PREFIX, Name, complete_names_below
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError
 from wal3_core.queue_server.client import QueueClient
 from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, leased_json, log_of, names_below, new_item, peeked_json
 from wal3_core.runtime import shared_runtime
-from wal3_core.views.queue import DelayQueue, Kick, NewItem, read_queue_dead, read_queue_head, read_queue_stats
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.loading import read_queue_dead, read_queue_head, read_queue_stats
+from wal3_core.views.queue.operations import Enqueue, Enqueued, NewItem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import TypeVar
 
     from wal3_core.queue_server.client import OfLease
     from wal3_core.queue_server.wire import Json
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue import QueueDefinition
+    from wal3_core.views.queue.operations import Operation, QueueDefinition
 
     F = TypeVar("F", bound=Callable[..., object])
 _BATCH_LINES_MAX = 1000
-# Well within what a server takes.
+# The values of a batch: well within what a server takes.
 _BATCH_BYTES_MAX = 4 * 2**20
 _TIMES = ("delay_s", "deadline_us")
 
@@ -64,15 +66,23 @@ class _StoredQueues:
     def names(self) -> list[str]:
         return names_below(self._store, self._prefix)
 
-    def enqueue_many(self, name: str, items: Sequence[NewItem]) -> list[Json]:
-        return [asdict(each) for each in self._opened(name).enqueue_many(items)]
+    def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+        found = shared_runtime().wait(self._opened(name).submit(operation))
+        if isinstance(found, list):
+            return [asdict(each) if isinstance(each, Enqueued) else each for each in found]
+        return found
+
+    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Any | LogError]:
+        queue = self._opened(name)
+        for future in [queue.submit(operation) for operation in operations]:
+            try:
+                yield shared_runtime().wait(future)
+            except LogError as error:
+                yield error
 
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
         found = self._opened(name).dequeue(count, timeout_s=timeout_s, lease_s=lease_s)
         return [leased_json(item, as_text=True) for item in found]
-
-    def release_many(self, name: str, leases: Sequence[tuple[int, str]]) -> None:
-        self._opened(name).release_many(leases)
 
     def stats(self, name: str) -> Json:
         return read_queue_stats(self._store, log_of(self._prefix, name)).to_json()
@@ -85,35 +95,11 @@ class _StoredQueues:
         found = read_queue_dead(self._store, log_of(self._prefix, name), count, after=after)
         return [peeked_json(item, as_text=True) for item in found]
 
-    def kick(self, name: str, count: int = 1, ids: Sequence[int] | None = None) -> list[int]:
-        operation = Kick(count, None if ids is None else tuple(ids))
-        found: list[int] = shared_runtime().wait(self._opened(name).submit(operation))
-        return found
-
-    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Json | LogError]:
-        queue = self._opened(name)
-        for future in [queue.submit(operation) for operation in operations]:
-            try:
-                answer = shared_runtime().wait(future)
-            except LogError as error:
-                yield error
-            else:
-                yield {"lease_until_us": answer} if isinstance(answer, int) else {}
-
-    def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
-        return [asdict(each) for each in self._opened(name).reclaim(ids)]
-
     def repair(self, name: str, *, without_damaged: bool) -> Json:
         return DelayQueue.repair(self._store, log_of(self._prefix, name), without_damaged=without_damaged).to_json()
 
-    def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
-        if dry_run:
-            stats = read_queue_stats(self._store, log_of(self._prefix, name))
-            return pending * stats.pending + leased * stats.leased + dead * stats.dead
-        return self._opened(name).purge(pending=pending, leased=leased, dead=dead)
 
-
-# What the commands work on. Items are JSON objects, as those of a server.
+# The queues that commands work on. Items are JSON objects, as those of a server.
 Queues = _StoredQueues | QueueClient
 
 
@@ -134,7 +120,7 @@ prefix_option = click.option(
 )
 
 
-def queues_options(command: Callable[..., None]) -> Callable[..., None]:
+def _queues_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --server and --prefix; the command gets ``queues`` in their place, and that of its first argument."""
 
     @wraps(command)
@@ -152,6 +138,16 @@ def queues_options(command: Callable[..., None]) -> Callable[..., None]:
         help=f"A queue server, with its access token in {TOKEN_VARIABLE}; WAL3_QUEUE_SERVER by default.",
     )
     return pass_session(server_option(prefix_option(with_queues)))
+
+
+def json_and_queues(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --json, --server and --prefix."""
+    return json_option(_queues_options(command))
+
+
+def lines_and_queues(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --server, --prefix, and a --json that changes nothing."""
+    return lines_option(_queues_options(command))
 
 
 def queue_argument(*, many: bool = False) -> Callable[[F], F]:
@@ -286,7 +282,7 @@ class Enqueuing:
         return new_item({**given, **fields})
 
     def _add(self, items: list[NewItem]) -> None:
-        for done in self._queues.enqueue_many(self._name, items):
+        for done in self._queues.run(self._name, Enqueue(tuple(items))):
             self._num_items += 1
             if done["duplicate"]:
                 self._num_duplicates += 1

@@ -13,48 +13,42 @@ from urllib.parse import urlencode, urlsplit
 
 from wal3_core.arguments import checked, seconds
 from wal3_core.errors import (
-    FencedError,
     InvalidRequestError,
     LogError,
-    LogExistsError,
-    LogNotFoundError,
     OverloadedError,
-    QueueFullError,
     StaleTokenError,
     UnavailableError,
     UnknownDurabilityError,
-    UnknownItemError,
 )
-from wal3_core.queue_server.wire import item_fields, log_of
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.queue_server.wire import ERRORS, item_fields, log_of
+from wal3_core.runtime import shared_runtime
+from wal3_core.views.queue.operations import Bury, Enqueue, Extend, Kick, Purge, Reclaim, Release, Requeue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from wal3_core.queue_server.wire import Json
-    from wal3_core.views.queue import Bury, Extend, NewItem, QueueDefinition, Requeue
+    from wal3_core.views.queue.operations import Operation, QueueDefinition
 
-    # What is done with a leased item, besides releasing it.
+    # Changes of a leased item, besides releasing it.
     OfLease = Bury | Requeue | Extend
 
-_ERRORS: dict[str, type[LogError]] = {
-    "unknown_queue": LogNotFoundError,
-    "unknown_item": UnknownItemError,
-    "stale_token": StaleTokenError,
-    "exists": LogExistsError,
-    "queue_full": QueueFullError,
-    "fenced": FencedError,
-    "stopping": UnavailableError,
-    "busy": OverloadedError,
-    "too_many_requests": OverloadedError,
-    "unavailable": UnavailableError,
-    "replaced": UnavailableError,
-    "unknown_outcome": UnknownDurabilityError,
+_ERRORS = {word: raised for _, raised, _, word, _ in ERRORS} | {"too_many_requests": OverloadedError}
+# The path of each operation, and the field that has its result.
+_ACTIONS: dict[type, tuple[str, str]] = {
+    Enqueue: ("enqueue_many", "items"),
+    Release: ("release_many", ""),
+    Requeue: ("requeue", ""),
+    Extend: ("extend", "lease_until_us"),
+    Reclaim: ("reclaim", "items"),
+    Bury: ("bury", ""),
+    Kick: ("kick", "ids"),
+    Purge: ("purge?confirm=true", "items"),
 }
 _INVALID = range(400, 500)
 # A proxy that has waited for the server in vain may have handed the request on; the server itself may have failed late.
 _FAILED = range(500, 600)
-# How long an answer takes at most, beside the time that a dequeue waits: longer than a server retries its store.
+# The longest time for an answer, beside the time that a dequeue waits: a server retries its store for less.
 _ANSWER_S = 150.0
 # A longer wait is made of several requests: proxies end those that are quiet for long.
 _WAIT_S = 50.0
@@ -79,7 +73,7 @@ class QueueClient:
     or the server has failed: what it asked for may have been done.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, runtime: Runtime | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -92,7 +86,6 @@ class QueueClient:
             raise InvalidRequestError("access token: expected printable ASCII characters, found others")
         self.url = url.rstrip("/")
         self._token = token
-        self._runtime = runtime or shared_runtime()
         self._opener = urllib.request.build_opener(_Unredirected)
 
     def create(self, name: str, definition: QueueDefinition) -> None:
@@ -103,26 +96,35 @@ class QueueClient:
         """Return the names of the queues."""
         return [each["queue"] for each in self._call("GET", "")["queues"]]
 
-    def enqueue_many(self, name: str, items: Sequence[NewItem]) -> list[Json]:
-        """Add items, all or none."""
-        body: Json = {"items": [item_fields(item) for item in items]}
-        return self._items("POST", f"{_path(name)}/enqueue_many", body)
+    def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+        """Return the result of an operation but Dequeue, as JSON has it."""
+        action, field = _ACTIONS[type(operation)]
+        answer = self._call("POST", f"{_path(name)}/{action}", _body(operation))
+        return answer[field] if field else None
+
+    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Any | LogError]:
+        """Do something with each of several leased items; give each result, or the error that refused it.
+
+        After an error that says more than that its lease has ended, none of the others is asked for.
+        """
+        for operation in operations:
+            try:
+                yield self.run(name, operation)
+            except LogError as error:
+                yield error
+                if not isinstance(error, StaleTokenError):
+                    return
 
     @checked(timeout_s=seconds)
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
         """Lease items; wait for the first one. A value that is UTF-8 is in ``text``, another as base64 in ``value``."""
-        until_s = self._runtime.monotonic_s() + timeout_s
+        until_s = shared_runtime().monotonic_s() + timeout_s
         while True:
-            wait_s = min(_WAIT_S, max(0.0, until_s - self._runtime.monotonic_s()))
+            wait_s = min(_WAIT_S, max(0.0, until_s - shared_runtime().monotonic_s()))
             body: Json = {"count": count, "timeout_s": wait_s, "lease_s": lease_s, "text": True}
             found = self._items("POST", f"{_path(name)}/dequeue", body, wait_s=wait_s)
-            if found or self._runtime.monotonic_s() >= until_s:
+            if found or shared_runtime().monotonic_s() >= until_s:
                 return found
-
-    def release_many(self, name: str, leases: Sequence[tuple[int, str]]) -> None:
-        """Remove leased items, all or none."""
-        body: Json = {"leases": [{"id": item_id, "token": token} for item_id, token in leases]}
-        self._call("POST", f"{_path(name)}/release_many", body)
 
     def stats(self, name: str) -> Json:
         """Return what a queue holds."""
@@ -137,38 +139,6 @@ class QueueClient:
         """Return dead letters by rising ids, those above ``after``; values as from ``dequeue``."""
         query = urlencode({"count": count, "after": after, "text": "true"})
         return self._items("GET", f"{_path(name)}/dead?{query}")
-
-    def kick(self, name: str, count: int = 1, ids: Sequence[int] | None = None) -> list[int]:
-        """Make dead letters pending: those with these ids, all or none, or the ``count`` that were buried first."""
-        body: Json = {"count": count, "ids": None if ids is None else list(ids)}
-        found: list[int] = self._call("POST", f"{_path(name)}/kick", body)["ids"]
-        return found
-
-    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Json | LogError]:
-        """Do something with each of several leased items; give each answer, or the error that refused it.
-
-        After an error that says more than that its lease has ended, none of the others is asked for.
-        """
-        for operation in operations:
-            fields = {field: each for field, each in asdict(operation).items() if each is not None}
-            if "value" in fields:
-                fields["value"] = base64.b64encode(fields["value"]).decode()
-            try:
-                yield self._call("POST", f"{_path(name)}/{type(operation).__name__.lower()}", fields)
-            except LogError as error:
-                yield error
-                if not isinstance(error, StaleTokenError):
-                    return
-
-    def reclaim(self, name: str, ids: Sequence[int]) -> list[Json]:
-        """Put leased items back without their tokens, all or none."""
-        return self._items("POST", f"{_path(name)}/reclaim", {"ids": list(ids)})
-
-    def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
-        """Remove items for good; return their number. With ``dry_run``, only count them."""
-        body: Json = {"pending": pending, "leased": leased, "dead": dead}
-        path = f"{_path(name)}/purge?{urlencode({'confirm': str(not dry_run).lower()})}"
-        return int(self._call("POST", path, body)["items"])
 
     # ------------------------------------------------------------------ requests
 
@@ -214,6 +184,17 @@ class QueueClient:
         if again is not None and word != "fenced":
             message = f"{message}; it may succeed in {again} s"
         return (_ERRORS.get(word) or _kind_of(method, status))(message)
+
+
+def _body(operation: Operation) -> Json:
+    if isinstance(operation, Enqueue):
+        return {"items": [item_fields(item) for item in operation.items]}
+    if isinstance(operation, Release):
+        return {"leases": [{"id": item_id, "token": token} for item_id, token in operation.leases]}
+    fields = {field: each for field, each in asdict(operation).items() if each is not None}
+    if "value" in fields:
+        fields["value"] = base64.b64encode(fields["value"]).decode()
+    return fields
 
 
 def _kind_of(method: str, status: int) -> type[LogError]:

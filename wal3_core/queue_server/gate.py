@@ -6,7 +6,6 @@ import hmac
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -20,13 +19,13 @@ from wal3_core.queue_server.service import QueueService, ServerLoad, Ticket
 from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import QUEUE
 
-# They show nothing of any queue.
+# Paths that show nothing of any queue.
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 # A name or an address, and perhaps a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]*)?")
-# Of a browser that asks for the page of another site, if only for a picture.
+# Requests that a browser makes for the page of another site, if only for a picture.
 _FOREIGN = frozenset({"cross-site", "same-site"})
-# What comes of a body behind a refusal is read and forgotten, unless it is more.
+# The largest body that is read and forgotten behind a refusal.
 _FORGOTTEN_BYTES = 2**16
 _CLIENTS_MAX = 10_000
 _BURST_S = 2.0
@@ -99,7 +98,7 @@ class Rates:
         self._per_s = per_s
         self._most = max(1.0, per_s * _BURST_S)
         self._runtime = runtime
-        # What each has left, and as of when; the one that asked last is last.
+        # The requests that each client has left, and as of when; the one that asked last is last.
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, client: object) -> float:
@@ -120,25 +119,20 @@ class Rates:
 # ---------------------------------------------------------------------- the gate
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may ask. Without tokens, every program that reaches the server; ``hosts`` are the names it is reached by.
+class Gate:
+    """ASGI middleware. Refuses what may not pass, and counts the bytes of bodies as they arrive.
 
-    Hosts are checked so that a web page of another site cannot reach a server on its visitor's machine under a name of
-    its own; None: any.
+    Without tokens, every program that reaches the server may ask. ``hosts`` are the names that the server is reached
+    by, so that a web page of another site cannot reach one on its visitor's machine under a name of its own; None: any.
     """
 
-    tokens: Tokens
-    hosts: Collection[str] | None
-
-
-class Gate:
-    """ASGI middleware. Refuses what may not pass, and counts the bytes of bodies as they arrive."""
-
-    def __init__(self, app: ASGIApp, service: QueueService, access: Access, runtime: Runtime) -> None:
+    def __init__(
+        self, app: ASGIApp, service: QueueService, tokens: Tokens, hosts: Collection[str] | None, runtime: Runtime
+    ) -> None:
         self._app = app
         self._service = service
-        self._access = access
+        self._tokens = tokens
+        self._hosts = hosts
         self._options = service.options
         self._rates = Rates(service.options.requests_per_s, runtime)
         self._load = ServerLoad(service.options)
@@ -157,7 +151,7 @@ class Gate:
             return
         ticket = scope["ticket"] = Ticket(self._load)
         try:
-            await self._app(scope, _RequestBody(receive, self._load, ticket).receive, send)
+            await self._app(scope, _limited(receive, self._load, ticket), send)
         finally:
             ticket.done()
 
@@ -199,17 +193,17 @@ class Gate:
         origin = headers.get("origin")
         if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
             return False
-        if self._access.hosts is None:
+        if self._hosts is None:
             return True
         named = _HOST.fullmatch(host)
-        return named is not None and (named[1] or named[2]).lower() in self._access.hosts
+        return named is not None and (named[1] or named[2]).lower() in self._hosts
 
     def _client(self, scope: Scope, headers: Headers) -> tuple[object, bool]:
         """Return by what a client is counted, and whether it may ask: a stranger is known by its address alone."""
         address = (scope.get("client") or ("",))[0]
-        if not self._access.tokens:
+        if not self._tokens:
             return address, True
-        number = self._access.tokens.known(headers.get("authorization", "").encode("latin-1"))
+        number = self._tokens.known(headers.get("authorization", "").encode("latin-1"))
         return (address, False) if number is None else (number, True)
 
 
@@ -219,38 +213,31 @@ def _length(headers: Headers) -> int:
     return int(length[:20]) if length.isdecimal() else 0
 
 
-class _RequestBody:
-    """The body of one request, as it arrives: in time, and not too large, whatever its headers say."""
+def _limited(receive: Receive, load: ServerLoad, ticket: Ticket) -> Receive:
+    """Receive a body in time, and not too large, whatever its headers say; HTTPException when it is too much."""
+    options = load.options
+    until_s: float | None = None
+    complete = False
 
-    def __init__(self, receive: Receive, load: ServerLoad, ticket: Ticket) -> None:
-        self._receive = receive
-        self._options = load.options
-        self._load = load
-        self._ticket = ticket
-        self._until_s: float | None = None
-        self._complete = False
-
-    async def receive(self) -> Message:
-        """Return the next part of the body; after it, that the client is gone. HTTPException when it is too much."""
-        if self._complete:
-            return await self._receive()
-        if self._until_s is None:
-            self._until_s = asyncio.get_running_loop().time() + self._options.body_s_max
+    async def limited() -> Message:
+        nonlocal until_s, complete
+        if complete:
+            return await receive()
+        until_s = until_s or asyncio.get_running_loop().time() + options.body_s_max
         try:
-            async with asyncio.timeout_at(self._until_s):
-                message = await self._receive()
+            async with asyncio.timeout_at(until_s):
+                message = await receive()
         except TimeoutError:
-            detail = f"body: expected it within {self._options.body_s_max:g} s, found it incomplete"
+            detail = f"body: expected it within {options.body_s_max:g} s, found it incomplete"
             raise HTTPException(408, detail, {"connection": "close"}) from None
         if message["type"] == "http.request":
-            self._take(len(message.get("body", b"")))
-            self._complete = not message.get("more_body", False)
+            ticket.add(len(message.get("body", b"")))
+            if ticket.num_bytes > options.body_bytes_max:
+                raise HTTPException(413, options.too_large, {"connection": "close"})
+            if load.num_bytes > options.held_bytes_max:
+                detail = f"server: expected at most {options.held_bytes_max} bytes of bodies at a time, found more"
+                raise HTTPException(503, detail, {"connection": "close", "retry-after": "1"})
+            complete = not message.get("more_body", False)
         return message
 
-    def _take(self, num_bytes: int) -> None:
-        self._ticket.add(num_bytes)
-        if self._ticket.num_bytes > self._options.body_bytes_max:
-            raise HTTPException(413, self._options.too_large, {"connection": "close"})
-        if self._load.num_bytes > self._options.held_bytes_max:
-            detail = f"server: expected at most {self._options.held_bytes_max} bytes of bodies at a time, found more"
-            raise HTTPException(503, detail, {"connection": "close", "retry-after": "1"})
+    return limited

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,45 +18,34 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError, NotDurableError
 from wal3_core.options import MIB, check_ranges
-from wal3_core.queue_server.answers import BusyError, StoppingError
-from wal3_core.queue_server.wire import PREFIX, log_of, names_below
+from wal3_core.queue_server.wire import PREFIX, BusyError, StoppingError, log_of, names_below
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.views.queue import (
-    DelayQueue,
-    GiveBack,
-    read_queue_dead,
-    read_queue_definition,
-    read_queue_head,
-    read_queue_item,
-    read_queue_stats,
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.loading import (
+    expecting_a_queue,
 )
-from wal3_core.views.queue.loading import expecting_a_queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue import (
+    from wal3_core.views.queue.operations import (
         Dequeue,
-        ItemStats,
         Leased,
         Operation,
-        Peeked,
         QueueDefinition,
-        QueueOptions,
-        QueueStats,
     )
 
     T = TypeVar("T")
 
-# Of calls that block: looks, and what opens and closes queues.
+# Threads for calls that block: looks, and what opens and closes queues.
 _THREADS_MAX = 64
-# Of queues that are not open, for a look: each takes as much memory as the queue while it is open, and more.
+# Reads at a time of queues that are not open: each takes as much memory as the queue while it is open, and more.
 _READS_AT_ONCE = 4
-# A body of no more is read on the event loop; larger ones by one thread, so that they take no more memory than one.
+# Bodies up to this are read on the event loop; larger ones by one thread, so that they take no more memory than one.
 _SMALL_BYTES = 2**14
 _BYTES_MAX, _COUNT_MAX, _SECONDS_MAX = 2**40, 2**31 - 1, 24 * 60 * 60
-# As many as one operation of a queue takes.
+# The items that one operation of a queue takes.
 _ITEMS_MAX = 10_000
 
 
@@ -91,7 +80,6 @@ class QueueServerOptions:
     stop_s_max: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
         check_ranges(
             self,
             {
@@ -123,7 +111,7 @@ class QueueServerOptions:
 
 
 class ServerLoad:
-    """The requests under way, those of them that wait for an item, and the bytes of bodies."""
+    """Counts of the requests under way, of those that wait for an item, and of the bytes of bodies."""
 
     def __init__(self, options: QueueServerOptions) -> None:
         self.options = options
@@ -179,18 +167,10 @@ class OpenQueue:
 class QueueService:
     """All queues below a prefix. Used from one event loop."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str = PREFIX,
-        options: QueueServerOptions | None = None,
-        *,
-        queue_options: QueueOptions | None = None,
-    ) -> None:
+    def __init__(self, store: ObjectStore, prefix: str = PREFIX, options: QueueServerOptions | None = None) -> None:
         self.options = options or QueueServerOptions()
         self._store = store
         self._prefix = prefix
-        self._queue_options = queue_options
         # The one that was used last is last.
         self._open: OrderedDict[str, OpenQueue] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenQueue]] = {}
@@ -218,7 +198,7 @@ class QueueService:
 
     async def create(self, name: str, definition: QueueDefinition) -> None:
         """Make a queue. LogExistsError when there is a log of that name."""
-        await self.in_thread(partial(DelayQueue.create, self._store, self._log(name), definition))
+        await self.in_thread(partial(DelayQueue.create, self._store, log_of(self._prefix, name), definition))
 
     async def opened(self, name: str) -> OpenQueue:
         """Return a queue, opened if it is not: that fences another broker. LogNotFoundError when there is none."""
@@ -230,7 +210,7 @@ class QueueService:
             return found
         opening = self._opening.get(name)
         if opening is None:
-            log = self._log(name)
+            log = log_of(self._prefix, name)
             if len(self._open) + len(self._opening) >= self.options.queues_max:
                 self._close_an_idle_one(name)
             opening = self._opening[name] = asyncio.create_task(self._take(name, log))
@@ -256,16 +236,10 @@ class QueueService:
             # No more than the limit are open; and this one is not taken from itself.
             if self._closing:
                 await asyncio.wait([*self._closing.values()])
-            taken = await self.in_thread(
-                lambda: OpenQueue(DelayQueue.open(self._store, log, options=self._queue_options))
-            )
-            self._open[name] = taken
-            return taken
+            held = self._open[name] = OpenQueue(await self.in_thread(partial(DelayQueue.open, self._store, log)))
+            return held
         finally:
             del self._opening[name]
-
-    def _log(self, name: str) -> str:
-        return log_of(self._prefix, name)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Return what a call that blocks returns."""
@@ -305,51 +279,19 @@ class QueueService:
         async with self._used(name) as held:
             return await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
 
-    async def stats(self, name: str) -> tuple[QueueStats, bool]:
-        """Return what a queue holds, and whether its broker says so: else the queue's log, and no broker is fenced."""
-        return await self._look(name, lambda queue: queue.stats(), partial(read_queue_stats, self._store))
-
-    async def definition(self, name: str) -> tuple[QueueDefinition, bool]:
-        """Return what holds for a queue's items, as ``stats`` does."""
-        return await self._look(name, lambda queue: queue.definition, partial(read_queue_definition, self._store))
-
-    async def item(self, name: str, item_id: int) -> ItemStats:
-        """Return what is known of an item, as ``stats`` does."""
-        found, _ = await self._look(
-            name, lambda queue: queue.item(item_id), lambda log: read_queue_item(self._store, log, item_id)
-        )
-        return found
-
-    async def head(self, name: str, count: int) -> list[Peeked]:
-        """Return the pending items that come first, as many as an answer may have, as ``stats`` does."""
-        bytes_max = self.options.answer_bytes_max
-        found, _ = await self._look(
-            name,
-            lambda queue: queue.peek(count, bytes_max=bytes_max),
-            lambda log: read_queue_head(self._store, log, count, bytes_max=bytes_max),
-        )
-        return found
-
-    async def dead(self, name: str, count: int, after: int) -> list[Peeked]:
-        """Return dead letters by rising ids, as many as an answer may have, as ``stats`` does."""
-        bytes_max = self.options.answer_bytes_max
-        found, _ = await self._look(
-            name,
-            lambda queue: queue.dead(count, after=after, bytes_max=bytes_max),
-            lambda log: read_queue_dead(self._store, log, count, after=after, bytes_max=bytes_max),
-        )
-        return found
-
-    async def _look(self, name: str, look: Callable[[DelayQueue], T], read: Callable[[str], T]) -> tuple[T, bool]:
+    async def read(
+        self, name: str, of_broker: Callable[..., T], of_log: Callable[..., T], *arguments: object, **options: object
+    ) -> tuple[T, bool]:
+        """Return what a queue's broker here says, and True; else what its log says: no other broker is fenced."""
         if name in self._open:
             try:
                 async with self._used(name) as held:
-                    return await self.in_thread(lambda: look(held.queue)), True
+                    return await self.in_thread(partial(of_broker, held.queue, *arguments, **options)), True
             except FencedError:
                 pass
-        log = self._log(name)
+        log = log_of(self._prefix, name)
         async with self._reads:
-            return await self.in_thread(lambda: read(log)), False
+            return await self.in_thread(partial(of_log, self._store, log, *arguments, **options)), False
 
     def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
         """Open a queue again at the next request if its name leads to another log or none, or its broker has failed."""
@@ -394,8 +336,8 @@ class QueueService:
             return items if is_there else []
         finally:
             # Also when this request is cancelled.
-            if not future.cancel() and not is_there:
-                future.add_done_callback(partial(_give_back, queue))
+            if not is_there:
+                queue._give_up(future)  # noqa: SLF001 - as the queue's own calls do
             client.cancel()
             stop.cancel()
 
@@ -415,13 +357,3 @@ class QueueService:
                 QUEUE.warning("a queue was not closed: %s", outcome)
         self._threads.shutdown(wait=False)
         self._bodies.shutdown(wait=False)
-
-
-def _give_back(queue: DelayQueue, answer: Future[list[Leased]]) -> None:
-    """Put items back that no client got; those that cannot be come back when their leases end."""
-    if answer.cancelled() or answer.exception() is not None or not answer.result():
-        return
-    try:
-        queue.submit(GiveBack(tuple((item.id, item.token) for item in answer.result())), timeout_s=0)
-    except LogError as error:
-        QUEUE.info("queue %s: items of a client that is gone wait for the end of their lease: %s", queue.url, error)

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,23 +24,23 @@ from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.queue_server.answers import HealthAnswer, answer_of, error_answer
-from wal3_core.queue_server.gate import Access, Gate, Tokens, read_tokens, split_tokens
-from wal3_core.queue_server.routes import router
+from wal3_core.queue_server.answers import answer_of, error_answer
+from wal3_core.queue_server.gate import Gate, Tokens, read_tokens, split_tokens
+from wal3_core.queue_server.routes import HealthAnswer, router
 from wal3_core.queue_server.service import QueueServerOptions, QueueService
 from wal3_core.queue_server.wire import TOKENS_VARIABLE
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import shared_runtime
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.object_store import ObjectStore
 
 _LOOPBACK_NAME = "localhost"
 _LOOPBACK_NAMES = (_LOOPBACK_NAME, "127.0.0.1", "::1")
 _BACKLOG = 2048
-# Of a request's header; h11 takes apart no more at a time.
+# The largest header of a request; h11 takes apart no more at a time.
 _HEADER_BYTES_MAX = 2**14
-# What a client takes of an answer at least, within the time that it may take nothing.
+# The least of an answer that a client takes within the time that it may take nothing.
 _TAKEN_BYTES_MIN = 2**20
-# So many turns of the server's loop pass between two looks at its connections: half a second.
+# Turns of the server's loop between two looks at its connections: half a second.
 _TURNS = 5
 # Open files besides connections: those of the store.
 _FILES_BESIDE = 512
@@ -61,7 +61,7 @@ Values are base64 in `value`, or UTF-8 in `text`. Times are microseconds since 1
 access tokens, every request but `/health` has the header `Authorization: Bearer TOKEN`."""
 
 
-def application(service: QueueService, access: Access, *, runtime: Runtime | None = None) -> FastAPI:
+def application(service: QueueService, tokens: Tokens, hosts: Collection[str] | None) -> FastAPI:
     """Return the application; it closes the service's queues when it ends."""
 
     @asynccontextmanager
@@ -75,9 +75,7 @@ def application(service: QueueService, access: Access, *, runtime: Runtime | Non
         description=_DESCRIPTION,
         lifespan=lifespan,
         redoc_url=None,
-        middleware=[
-            Middleware(Gate, service=service, access=access, runtime=runtime or shared_runtime()),
-        ],
+        middleware=[Middleware(Gate, service=service, tokens=tokens, hosts=hosts, runtime=shared_runtime())],
         exception_handlers={
             LogError: _refused,
             ClientDisconnect: _gone,
@@ -211,7 +209,7 @@ class _Connection(H11Protocol):
         self._quiet = quiet
         # Since when it is between two requests.
         self._idle_since_s = 0.0
-        # What is to be sent, and since when its client has taken too little of it.
+        # Bytes to be sent, and since when the client has taken too little of them.
         self._unsent = 0
         self._unsent_since_s = 0.0
 
@@ -278,7 +276,7 @@ class QueueServer(uvicorn.Server):
         self._ready = ready
         super().__init__(
             uvicorn.Config(
-                application(service, Access(tokens, hosts)),
+                application(service, tokens, hosts),
                 http=cast("type[H11Protocol]", partial(_Connection, _Quiet())),
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 limit_concurrency=service.options.connections_max,

@@ -1,4 +1,4 @@
-"""What a client and a server share: names of queues, and items as JSON objects.
+"""What a client and a server share: names of queues, items as JSON objects, and errors.
 
 The queue NAME is the log PREFIX/NAME. A value is base64 in ``value``, or UTF-8 in ``text``.
 """
@@ -11,23 +11,40 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from wal3_core.errors import InvalidRequestError, LogNotFoundError
+from wal3_core import arguments
+from wal3_core.errors import (
+    ClosedError,
+    FencedError,
+    InvalidRequestError,
+    LogError,
+    LogExistsError,
+    LogNotFoundError,
+    LogReplacedError,
+    NotDurableError,
+    OverloadedError,
+    QueueFullError,
+    StaleTokenError,
+    UnavailableError,
+    UnknownDurabilityError,
+    UnknownItemError,
+)
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import is_name_part
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.object_store import share_of
-from wal3_core.views.queue import NewItem, is_queue
+from wal3_core.views.queue.loading import is_queue
+from wal3_core.views.queue.operations import NewItem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue import Leased, Peeked
+    from wal3_core.views.queue.operations import Leased, Peeked
 
 # An object, as ``json`` reads and writes it.
 Json = dict[str, Any]
 PREFIX = "queues"
-# What a server takes access tokens from, unless a file is named; and what a client sends.
+# Variables with access tokens: a server's, unless a file is named; and that which a client sends.
 TOKENS_VARIABLE = "WAL3_QUEUE_TOKENS"
 TOKEN_VARIABLE = "WAL3_QUEUE_TOKEN"  # noqa: S105 - the name of a variable
 _LOOKS_AT_ONCE = 16
@@ -74,23 +91,13 @@ def value_of(value: object, text: object) -> bytes | None:
     if value is not None and text is not None:
         raise InvalidRequestError("expected value or text, found both")
     if text is not None:
-        return utf8(text, "text")
+        return arguments.text(text, "text").encode()
     if value is None:
         return None
     try:
-        return base64.b64decode(utf8(value, "value"), validate=True)
+        return base64.b64decode(arguments.text(value, "value"), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError(f"value: expected base64, found {ascii(value)[:40]} ({error})") from error
-
-
-def utf8(text: object, name: str) -> bytes:
-    """Encode a text. InvalidRequestError when it is none, or holds half of a surrogate pair."""
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"{name}: expected text, found {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name}: expected UTF-8, found {ascii(text)[:40]} ({error.reason})") from error
 
 
 def new_item(fields: Mapping[str, object]) -> NewItem:
@@ -105,7 +112,7 @@ def new_item(fields: Mapping[str, object]) -> NewItem:
     key = fields.get("dedupe_key")
     others = {name: fields[name] for name in ("deadline_us", "delay_s", "priority") if fields.get(name) is not None}
     # NewItem checks the types.
-    return NewItem(value, dedupe_key=None if key is None else utf8(key, "dedupe_key"), **others)  # type: ignore[arg-type]
+    return NewItem(value, dedupe_key=None if key is None else arguments.text(key, "dedupe_key").encode(), **others)  # type: ignore[arg-type]
 
 
 def item_fields(item: NewItem) -> Json:
@@ -143,3 +150,31 @@ def _with_value(fields: Json, *, as_text: bool) -> Json:
         with contextlib.suppress(UnicodeDecodeError):
             return {**fields, "text": value.decode()}
     return {**fields, "value": base64.b64encode(value).decode()}
+
+
+class BusyError(UnavailableError):
+    """The server has as much to do as it may."""
+
+
+class StoppingError(UnavailableError):
+    """The server is about to end."""
+
+
+# An error of the server, what its client raises, its status and word over HTTP, and after how many seconds the same
+# request may succeed. The first class that fits counts.
+ERRORS: tuple[tuple[type[LogError], type[LogError], int, str, int | None], ...] = (
+    (BusyError, OverloadedError, 503, "busy", 1),
+    (LogNotFoundError, LogNotFoundError, 404, "unknown_queue", None),
+    (LogExistsError, LogExistsError, 409, "exists", None),
+    (ClosedError, UnavailableError, 503, "stopping", 1),
+    (InvalidRequestError, InvalidRequestError, 422, "invalid", None),
+    (UnknownItemError, UnknownItemError, 404, "unknown_item", None),
+    (StaleTokenError, StaleTokenError, 409, "stale_token", None),
+    (QueueFullError, QueueFullError, 503, "queue_full", 5),
+    (FencedError, FencedError, 503, "fenced", 60),
+    (LogReplacedError, UnavailableError, 503, "replaced", 1),
+    # Not to be repeated blindly: an item may be in the queue.
+    (UnknownDurabilityError, UnknownDurabilityError, 503, "unknown_outcome", None),
+    (NotDurableError, UnavailableError, 503, "unavailable", 1),
+    (UnavailableError, UnavailableError, 503, "unavailable", 5),
+)

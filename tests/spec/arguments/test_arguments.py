@@ -110,7 +110,7 @@ MADE_INSIDE = {
     "WriterStats",
 }
 MADE_INSIDE |= {"Stray", "SubscriptionInfo"}
-MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueStats"}
+MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueRepair", "QueueStats"}
 # A Setsum is constructed at every step; from outside data it is made by its class methods alone.
 MADE_INSIDE |= {"Setsum"}
 # They store nothing of what they are given, and lose nothing: a wrong type fails where it is used.

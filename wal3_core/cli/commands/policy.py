@@ -24,7 +24,7 @@ from wal3_core.model.policy import (
 )
 from wal3_core.options import FRAGMENT_BYTES_MAX, View
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.views.queue import is_queue
+from wal3_core.views.queue.loading import is_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wal3_core.cli.queues import Enqueuing, leases_of, prefix_option, queue_argument, queues_options, stored
+from wal3_core.arguments import text
+from wal3_core.cli.queues import (
+    Enqueuing,
+    json_and_queues,
+    leases_of,
+    lines_and_queues,
+    prefix_option,
+    queue_argument,
+    stored,
+)
 from wal3_core.cli.shell.failures import Failure, InvalidFailure, plain
 from wal3_core.cli.shell.output import (
     confirm,
@@ -22,12 +31,11 @@ from wal3_core.cli.shell.output import (
     size,
     time,
 )
-from wal3_core.cli.shell.session import Commands, Session, json_option, lines_option, session_and_json
+from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Time, Whole, check_alone
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError, StaleTokenError
-from wal3_core.queue_server.wire import utf8
 from wal3_core.runtime.extras import missing
-from wal3_core.views.queue import Bury, Extend, QueueDefinition, Requeue
+from wal3_core.views.queue.operations import Bury, Extend, Kick, Purge, QueueDefinition, Reclaim, Release, Requeue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +76,12 @@ def queue() -> None:
     """
 
 
-@queue.command("create")
-@queue_argument()
+def _queue_command(name: str) -> Callable[[F], click.Command]:
+    """Make a command with the argument QUEUE."""
+    return lambda command: queue.command(name)(queue_argument()(command))
+
+
+@_queue_command("create")
 @click.option(
     "--lease", "lease_s", type=Duration(0.001), default=_DEFAULTS.lease_s, metavar="DURATION", help="Of an item; 60s."
 )
@@ -78,8 +90,7 @@ def queue() -> None:
     "--value-bytes-max", type=Whole(), default=_DEFAULTS.value_bytes_max, show_default=True, help="Of a value."
 )
 @click.option("--items-max", type=Whole(1, _COUNT_MAX), help="More items are refused; no limit.")
-@json_option
-@queues_options
+@json_and_queues
 def create_queue(queues: Queues, *, name: str, as_json: bool, lease_s: float, **limits: int) -> None:
     """Create the empty queue QUEUE.
 
@@ -95,8 +106,7 @@ def create_queue(queues: Queues, *, name: str, as_json: bool, lease_s: float, **
 
 
 @queue.command("list")
-@json_option
-@queues_options
+@json_and_queues
 def list_queues(queues: Queues, *, as_json: bool) -> None:
     """List the queues. Fences no process.
 
@@ -112,16 +122,14 @@ def list_queues(queues: Queues, *, as_json: bool) -> None:
         click.echo(_NONE)
 
 
-@queue.command("enqueue")
-@queue_argument()
+@_queue_command("enqueue")
 @click.argument("value", required=False)
 @click.option("--delay", "delay_s", type=Duration(), metavar="DURATION", help="Due so long from now.")
 @click.option("--deadline", "deadline_us", type=Time(), metavar="T", help="Due at T; without it and --delay: now.")
 @click.option("--priority", type=Whole(0, 255), help="The smallest goes first; 100.")
 @click.option("--dedupe-key", metavar="KEY", help="While QUEUE has an item with KEY, add no other.")
 @click.option("--raw", is_flag=True, help="Take each line, unparsed, as a value.")
-@json_option
-@queues_options
+@json_and_queues
 def enqueue(queues: Queues, *, name: str, value: str | None, raw: bool, as_json: bool, **fields: object) -> None:
     """Add the item VALUE to QUEUE; without VALUE, one for each line on standard input.
 
@@ -152,16 +160,14 @@ def enqueue(queues: Queues, *, name: str, value: str | None, raw: bool, as_json:
         raise unsaid
 
 
-@queue.command("dequeue")
-@queue_argument()
+@_queue_command("dequeue")
 @click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
 @click.option(
     "--wait", "wait_s", type=Duration(0, _WAIT_S_MAX), default=0.0, metavar="DURATION", help="For the first item; 0s."
 )
 @click.option("--lease", "lease_s", type=Duration(0.001), metavar="DURATION", help="As QUEUE is defined.")
 @click.option("--release", "releases", is_flag=True, help="Remove the items once they are printed.")
-@lines_option
-@queues_options
+@lines_and_queues
 def dequeue(queues: Queues, *, name: str, wanted: int, wait_s: float, lease_s: float | None, releases: bool) -> None:
     """Lease due items of QUEUE, and print each as a line of JSON.
 
@@ -180,13 +186,12 @@ def dequeue(queues: Queues, *, name: str, wanted: int, wait_s: float, lease_s: f
             print_json(item)
         sys.stdout.flush()
         if items and releases:
-            queues.release_many(name, [(int(str(item["id"])), str(item["token"])) for item in items])
+            queues.run(name, Release(tuple((item["id"], item["token"]) for item in items)))
 
 
 @queue.command("stats")
 @queue_argument(many=True)
-@json_option
-@queues_options
+@json_and_queues
 def stats(queues: Queues, *, names: tuple[str, ...], as_json: bool) -> None:
     """Show how many items each QUEUE holds, or each queue there is. Fences no process.
 
@@ -222,33 +227,25 @@ def _show_stats(found: Mapping[str, Json]) -> None:
     rows = [
         (
             name,
-            *(count(_number(each, field)) for field in ("due", "scheduled", "leased", "dead")),
-            size(_number(each, "bytes")),
-            time(_number(each, "oldest_due_us")),
-            time(_number(each, "next_deadline_us")),
+            *(count(each[field]) for field in ("due", "scheduled", "leased", "dead")),
+            size(each["bytes"]),
+            time(each["oldest_due_us"] or 0),
+            time(each["next_deadline_us"] or 0),
         )
         for name, each in found.items()
     ]
     show_table(_COLUMNS, rows, numbers=_COLUMNS[1:6])
     for name, each in found.items():
         if strays := each.get("strays"):
-            at = each.get("stray_offset")
-            click.echo(f"{name}: {count(int(str(strays)))} records of others in its log, the newest at offset {at}")
+            at = each["stray_offset"]
+            click.echo(f"{name}: {count(strays)} records of others in its log, the newest at offset {at}")
         if damaged := each.get("damaged"):
-            click.echo(f"{name}: {counted(int(str(damaged)), 'damaged fragment')} of its log left out")
+            click.echo(f"{name}: {counted(damaged, 'damaged fragment')} of its log left out")
 
 
-def _number(fields: Json, name: str) -> int:
-    """Return a count or a time; none is 0."""
-    found = fields[name]
-    return found if isinstance(found, int) else 0
-
-
-@queue.command("peek")
-@queue_argument()
+@_queue_command("peek")
 @click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=1, help="At most so many; 1.")
-@lines_option
-@queues_options
+@lines_and_queues
 def peek(queues: Queues, *, name: str, wanted: int) -> None:
     """Print the items of QUEUE that come first, due or not, as `dequeue` does. Leases none, fences no process.
 
@@ -261,15 +258,13 @@ def peek(queues: Queues, *, name: str, wanted: int) -> None:
             print_json(item)
 
 
-@queue.command("purge")
-@queue_argument()
+@_queue_command("purge")
 @click.option("--leased", is_flag=True, help="Also leased items.")
 @click.option("--dead", is_flag=True, help="Also dead letters.")
 @click.option("--pending/--no-pending", default=True, help="Also, or not, the pending items; they are by default.")
 @click.option("--dry-run", is_flag=True, help="Show how many items would be removed, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@queues_options
+@json_and_queues
 def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool, **states: bool) -> None:
     """Remove all pending items of QUEUE for good.
 
@@ -282,11 +277,12 @@ def purge(queues: Queues, *, name: str, dry_run: bool, yes: bool, as_json: bool,
       wal3 queue purge jobs --no-pending --dead --yes
     """
     if dry_run or not yes:
-        items = queues.purge(name, **states, dry_run=True)
+        held = queues.stats(name)
+        items = sum(held[state] for state, wanted in states.items() if wanted)
     if not dry_run:
         if not yes:
             confirm(f"queue {name}", f"Remove {counted(items, 'item')} of {name} for good?")
-        items = queues.purge(name, **states, dry_run=False)
+        items = queues.run(name, Purge(**states))
     said = f"{'would remove' if dry_run else 'removed'} {counted(items, 'item')} of {name}"
     show(said, {"queue": name, "items": items, "dry_run": dry_run}, as_json=as_json)
 
@@ -359,11 +355,9 @@ def _leases(item: int | None, token: str | None) -> list[tuple[int, str]]:
     return [(item, token)] if item is not None and token is not None else leases_of(sys.stdin)
 
 
-@queue.command("release")
-@queue_argument()
+@_queue_command("release")
 @_lease_arguments
-@json_option
-@queues_options
+@json_and_queues
 def release(queues: Queues, *, name: str, item: int | None, token: str | None, as_json: bool) -> None:
     """Remove the leased item ID from QUEUE; without ID, those on standard input: lines as `dequeue` prints them.
 
@@ -377,19 +371,17 @@ def release(queues: Queues, *, name: str, item: int | None, token: str | None, a
     """
     leases = _leases(item, token)
     if leases:
-        queues.release_many(name, leases)
+        queues.run(name, Release(tuple(leases)))
     said = f"released {counted(len(leases), 'item')} of {name}"
     show(said, {"queue": name, "released": len(leases)}, as_json=as_json)
 
 
-@queue.command("requeue")
-@queue_argument()
+@_queue_command("requeue")
 @_lease_arguments
 @click.option("--delay", "delay_s", type=Duration(), metavar="DURATION", help="Due so long from now.")
 @click.option("--deadline", "deadline_us", type=Time(), metavar="T", help="Due at T; without it and --delay: now.")
 @click.option("--value", help="What the item holds from now on; only beside ID.")
-@json_option
-@queues_options
+@json_and_queues
 def requeue(  # noqa: PLR0913 - its options
     queues: Queues,
     *,
@@ -415,20 +407,17 @@ def requeue(  # noqa: PLR0913 - its options
     check_alone("--delay", "--deadline", delay_s, deadline_us)
     if value is not None and item is None:
         raise click.UsageError("--value: expected ID and TOKEN beside it")
-    new = None if value is None else utf8(value, "--value")
-    done = _LeaseChanges(queues, name, "requeued")
-    done.run([Requeue(*lease, deadline_us, delay_s, new) for lease in _leases(item, token)])
-    done.report(as_json=as_json)
+    new = None if value is None else text(value, "--value").encode()
+    operations = [Requeue(*lease, deadline_us, delay_s, new) for lease in _leases(item, token)]
+    _change(queues, name, "requeued", operations, as_json=as_json)
 
 
-@queue.command("extend")
-@queue_argument()
+@_queue_command("extend")
 @_lease_arguments
 @click.option(
     "--lease", "lease_s", type=Duration(0.001), metavar="DURATION", required=True, help="It ends so long from now."
 )
-@json_option
-@queues_options
+@json_and_queues
 def extend(queues: Queues, *, name: str, item: int | None, token: str | None, lease_s: float, as_json: bool) -> None:
     """Let the lease of item ID of QUEUE end later, or sooner; without ID, those of the items on standard input.
 
@@ -440,17 +429,12 @@ def extend(queues: Queues, *, name: str, item: int | None, token: str | None, le
       wal3 queue extend jobs 17 8f14e45fceea167a --lease 10m
       wal3 queue extend jobs --lease 10m < items
     """
-    done = _LeaseChanges(queues, name, "extended")
-    answers = done.run([Extend(*lease, lease_s) for lease in _leases(item, token)])
-    until_us = min((int(answer["lease_until_us"]) for answer in answers), default=None)
-    done.report(as_json=as_json, lease_until_us=until_us)
+    _change(queues, name, "extended", [Extend(*lease, lease_s) for lease in _leases(item, token)], as_json=as_json)
 
 
-@queue.command("bury")
-@queue_argument()
+@_queue_command("bury")
 @_lease_arguments
-@json_option
-@queues_options
+@json_and_queues
 def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_json: bool) -> None:
     """Put the leased item ID of QUEUE among the dead letters; without ID, those on standard input.
 
@@ -462,16 +446,12 @@ def bury(queues: Queues, *, name: str, item: int | None, token: str | None, as_j
       wal3 queue bury jobs 17 8f14e45fceea167a
       wal3 queue bury jobs < items
     """
-    done = _LeaseChanges(queues, name, "buried")
-    done.run([Bury(*lease) for lease in _leases(item, token)])
-    done.report(as_json=as_json)
+    _change(queues, name, "buried", [Bury(*lease) for lease in _leases(item, token)], as_json=as_json)
 
 
-@queue.command("reclaim")
-@queue_argument()
+@_queue_command("reclaim")
 @click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
-@json_option
-@queues_options
+@json_and_queues
 def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -> None:
     """Put the leased items with these IDs of QUEUE back, due now, though their workers have them: all or none.
 
@@ -482,23 +462,21 @@ def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -
     Examples:
       wal3 queue reclaim jobs 17 23
     """
-    found = queues.reclaim(name, ids)
+    found = queues.run(name, Reclaim(ids))
     if as_json:
         print_json({"queue": name, "items": found})
         return
-    buried = [int(str(each["id"])) for each in found if each["dead"]]
+    buried = [each["id"] for each in found if each["dead"]]
     click.echo(f"reclaimed {counted(len(found), 'item')} of {name}")
     if buried:
         click.echo(f"buried {counted(len(buried), 'item')} of them{_listed(buried)}")
 
 
-@queue.command("repair")
-@queue_argument()
+@_queue_command("repair")
 @click.option(
     "--without-damaged", is_flag=True, help="Let QUEUE go on, for good, without what damaged fragments of its log hold."
 )
-@json_option
-@queues_options
+@json_and_queues
 def repair(queues: Queues, *, name: str, without_damaged: bool, as_json: bool) -> None:
     """Set QUEUE's time back to the wall clock's, if it is ahead, as after a clock that was wrong by years.
 
@@ -515,19 +493,16 @@ def repair(queues: Queues, *, name: str, without_damaged: bool, as_json: bool) -
     if as_json:
         print_json({"queue": name, **found})
         return
-    retimed, damaged = int(str(found["retimed"])), int(str(found["damaged"]))
-    click.echo(f"repaired {name}: {counted(retimed, 'item')} with another time")
-    if damaged:
+    click.echo(f"repaired {name}: {counted(found['retimed'], 'item')} with another time")
+    if found["damaged"]:
         done = "goes on without them" if without_damaged else "lacks what they hold until they are repaired"
-        click.echo(f"{counted(damaged, 'damaged fragment')}: {name} {done}")
+        click.echo(f"{counted(found['damaged'], 'damaged fragment')}: {name} {done}")
 
 
-@queue.command("dead")
-@queue_argument()
+@_queue_command("dead")
 @click.option("-n", "--count", "wanted", type=Whole(1, _ITEMS_MAX), default=100, help="At most so many; 100.")
 @click.option("--after", type=Whole(), default=0, metavar="ID", help="Only those with ids above ID.")
-@lines_option
-@queues_options
+@lines_and_queues
 def dead(queues: Queues, *, name: str, wanted: int, after: int) -> None:
     """Print the dead letters of QUEUE by rising ids, each as a line of JSON, as `peek` does. Fences no process.
 
@@ -544,12 +519,10 @@ def dead(queues: Queues, *, name: str, wanted: int, after: int) -> None:
             print_json(item)
 
 
-@queue.command("kick")
-@queue_argument()
+@_queue_command("kick")
 @click.argument("ids", metavar="[ID]...", type=Whole(), nargs=-1)
 @click.option("-n", "--count", "wanted", type=Whole(1, _KICKED_MAX), help="At most so many; 1.")
-@json_option
-@queues_options
+@json_and_queues
 def kick(queues: Queues, *, name: str, ids: tuple[int, ...], wanted: int | None, as_json: bool) -> None:
     """Make dead letters of QUEUE pending, due now: those with these IDs, or the COUNT that were buried first.
 
@@ -563,7 +536,7 @@ def kick(queues: Queues, *, name: str, ids: tuple[int, ...], wanted: int | None,
     """
     if ids and wanted is not None:
         raise click.UsageError("--count: expected no ID beside it")
-    kicked = queues.kick(name, wanted or 1, ids or None)
+    kicked = queues.run(name, Kick(wanted or 1, ids or None))
     said = f"kicked {counted(len(kicked), 'item')} of {name}{_listed(kicked)}"
     show(said, {"queue": name, "ids": kicked}, as_json=as_json)
 
@@ -576,48 +549,34 @@ def _listed(ids: Sequence[int]) -> str:
     return f": {', '.join(map(str, ids[:_SHOWN_MAX]))}{more}"
 
 
-class _LeaseChanges:
-    """What was done with each of several leased items; ``word`` says what."""
+def _change(queues: Queues, name: str, word: str, operations: Sequence[OfLease], *, as_json: bool) -> None:
+    """Do something with each of several leased items, and print of how many it was done: ``word``.
 
-    def __init__(self, queues: Queues, name: str, word: str) -> None:
-        self._queues = queues
-        self._name = name
-        self._word = word
-        self._num_items = 0
-        self._ended: list[int] = []
-
-    @property
-    def _summary(self) -> str:
-        return f"{self._word} {counted(self._num_items, 'item')} of {self._name}"
-
-    def run(self, operations: Sequence[OfLease]) -> list[Json]:
-        """Do each; return the answers of those that were done. A Failure says for how many there is none."""
-        if not operations:
-            return []
-        answers: list[Json] = []
-        first: tuple[int, LogError] | None = None
-        for operation, answer in zip(operations, self._queues.change(self._name, operations), strict=False):
-            if isinstance(answer, StaleTokenError):
-                self._ended.append(operation.id)
-            elif isinstance(answer, LogError):
-                first = first or (operation.id, answer)
-            else:
-                answers.append(answer)
-                self._num_items += 1
-        if first is not None:
-            item_id, error = first
-            left = len(operations) - self._num_items - len(self._ended)
-            kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
-            message = f"{self._summary}; {counted(left, 'item')} not, or not for certain: item {item_id}: {error}"
-            raise kind(message) from error
-        return answers
-
-    def report(self, *, as_json: bool, **more: object) -> None:
-        """Print it; Failure when the leases of some had ended."""
-        until_us = more.get("lease_until_us")
-        said = f"{self._summary}{f' to {time(until_us)}' if isinstance(until_us, int) else ''}"
-        document = {"queue": self._name, self._word: self._num_items, "ended": self._ended, **more}
-        show(said, document, as_json=as_json)
-        if self._ended:
-            message = f"expected leases that go on, found {len(self._ended):,} that had ended{_listed(self._ended)}"
-            raise Failure(message)
+    Failure names the first item for which there is no answer, or those whose leases had ended.
+    """
+    answers: list[Any] = []
+    ended: list[int] = []
+    failed: list[tuple[int, LogError]] = []
+    given = queues.change(name, operations) if operations else ()
+    for operation, answer in zip(operations, given, strict=False):
+        if isinstance(answer, StaleTokenError):
+            ended.append(operation.id)
+        elif isinstance(answer, LogError):
+            failed.append((operation.id, answer))
+        else:
+            answers.append(answer)
+    said = f"{word} {counted(len(answers), 'item')} of {name}"
+    if failed:
+        item_id, error = failed[0]
+        left = len(operations) - len(answers) - len(ended)
+        kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
+        message = f"{said}; {counted(left, 'item')} not, or not for certain: item {item_id}: {error}"
+        raise kind(message) from error
+    document = {"queue": name, word: len(answers), "ended": ended}
+    if word == "extended":
+        until_us = min(answers, default=None)
+        said += f" to {time(until_us)}" if until_us is not None else ""
+        document["lease_until_us"] = until_us
+    show(said, document, as_json=as_json)
+    if ended:
+        raise Failure(f"expected leases that go on, found {len(ended):,} that had ended{_listed(ended)}")

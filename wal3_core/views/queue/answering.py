@@ -7,7 +7,7 @@ import contextlib
 from collections import OrderedDict
 from concurrent.futures import Future, InvalidStateError
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from wal3_core.errors import CorruptError, GarbageCollectedError, LogError, Miss
 from wal3_core.options import Limits
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue.encoding import value_header
-from wal3_core.views.queue.items import Leased, Peeked
-from wal3_core.views.queue.operations import GiveBack
+from wal3_core.views.queue.operations import GiveBack, Leased, Peeked
 from wal3_core.views.queue.queue_state import US_PER_MS, time_us
 
 if TYPE_CHECKING:
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from wal3_core.views.queue.runs import Row
 
 _TRIES_MAX = 8
-# What Python adds to the bytes of a body.
+# Python's memory for a body, besides its bytes.
 _BODY_BYTES = 50
 
 
-class _Part:
+class _CachedRecords:
     """The bodies of adjacent records, by their rising offsets; all that the log has from ``start`` to ``limit``."""
 
     __slots__ = ("bodies", "limit", "num_bytes", "offsets", "start")
@@ -50,7 +49,7 @@ class _Part:
         return self.bodies[index] if found else None
 
 
-class Values:
+class ValueCache:
     """The values of one queue. Safe to share between threads."""
 
     def __init__(self, reader: LogReader, bytes_max: int, runtime: Runtime, url: str) -> None:
@@ -58,16 +57,16 @@ class Values:
         self._bytes_max = bytes_max
         self._url = url
         self._lock = runtime.lock()
-        self._parts: OrderedDict[int, _Part] = OrderedDict()
+        self._parts: OrderedDict[int, _CachedRecords] = OrderedDict()
         self._starts: list[int] = []
         self._num_bytes = 0
         self._manifest: Manifest | None = None
 
     def keep(self, start: int, bodies: Sequence[bytes | None]) -> None:
         """Remember records that were just appended."""
-        self._keep(_Part(start, start + len(bodies), range(start, start + len(bodies)), bodies))
+        self._keep(_CachedRecords(start, start + len(bodies), range(start, start + len(bodies)), bodies))
 
-    def _keep(self, part: _Part) -> None:
+    def _keep(self, part: _CachedRecords) -> None:
         if part.num_bytes > self._bytes_max:
             return
         with self._lock:
@@ -83,7 +82,7 @@ class Values:
                 del self._starts[bisect.bisect_left(self._starts, start)]
                 self._num_bytes -= oldest.num_bytes
 
-    def _known(self, offset: int) -> _Part | None:
+    def _known(self, offset: int) -> _CachedRecords | None:
         with self._lock:
             index = bisect.bisect_right(self._starts, offset) - 1
             part = self._parts[self._starts[index]] if index >= 0 else None
@@ -124,15 +123,15 @@ class Values:
             found[row.id] = value
         return [found[row.id] for row in rows]
 
-    def _parts_of(self, offsets: Iterable[int]) -> Iterator[_Part]:
+    def _parts_of(self, offsets: Iterable[int]) -> Iterator[_CachedRecords]:
         """Yield the part that has each of some rising offsets; one that is too large to be kept is read once."""
-        part: _Part | None = None
+        part: _CachedRecords | None = None
         for offset in offsets:
             if part is None or not part.start <= offset < part.limit:
                 part = self._known(offset) or self._load(offset)
             yield part
 
-    def _load(self, offset: int) -> _Part:
+    def _load(self, offset: int) -> _CachedRecords:
         """Read the fragment that has a record; it may have been replaced, by key compaction, or moved since."""
         for tried in range(_TRIES_MAX):
             manifest = self._manifest
@@ -148,62 +147,57 @@ class Values:
                     raise
                 continue
             offsets = fragment.table["offset"].to_numpy().astype(np.int64).tolist()
-            part = _Part(pointer.start.offset, pointer.limit.offset, offsets, fragment.table["body"].to_pylist())
+            bodies = fragment.table["body"].to_pylist()
+            part = _CachedRecords(pointer.start.offset, pointer.limit.offset, offsets, bodies)
             self._keep(part)
             return part
         message = f"queue {self._url}: expected a record at offset {offset}, found none"
         raise CorruptError(message)
 
 
-class WithValues:
-    """A result that needs the values of some items: each is made of an item, given by its place, and its value."""
+class WithValues(NamedTuple):
+    """A result that needs the values of some items: ``make`` makes each of an item's place and value."""
 
-    def __init__(
-        self, rows: Sequence[Row], make_one: Callable[[int, bytes], Any], leases: Sequence[Lease] = ()
-    ) -> None:
-        self.rows = rows
-        self.leases = leases
-        self._make_one = make_one
-
-    def make(self, values: Iterable[tuple[int, bytes]]) -> list[Any]:
-        """Return the result for some of the items, or all: their places and values."""
-        return [self._make_one(index, value) for index, value in values]
+    rows: Sequence[Row]
+    make: Callable[[int, bytes], Any]
+    leases: Sequence[Lease] = ()
 
 
 class Answers:
     """The answers of one turn. ``give_back`` gets the leases of a caller who has given up meanwhile."""
 
-    def __init__(self, values: Values, readers: Executor, give_back: Callable[[GiveBack], object]) -> None:
+    def __init__(self, values: ValueCache, readers: Executor, give_back: Callable[[GiveBack], object]) -> None:
         self._values = values
         self._readers = readers
         self._give_back = give_back
         self._results: list[tuple[Future[Any], Any]] = []
-        self._errors: list[tuple[Future[Any], Exception]] = []
 
     def add(self, future: Future[Any], result: Any) -> None:  # noqa: ANN401 - each has its own result
-        """Add the result of an operation."""
+        """Add the result of an operation, or the LogError that refused it: then it changed nothing."""
         self._results.append((future, result))
-
-    def add_error(self, future: Future[Any], error: Exception) -> None:
-        """Add the refusal of an operation, which changed nothing."""
-        self._errors.append((future, error))
 
     def add_leases(self, future: Future[Any], state: QueueState, leases: list[Lease]) -> None:
         """Add items that were handed out."""
         keys = [state.dedupe_keys.get(lease.row.id) for lease in leases]
 
         def make(index: int, value: bytes) -> Leased:
-            return _leased(leases[index], value, keys[index])
+            row, priority, until_ms, token, _ = leases[index]
+            return Leased(
+                **_shown(row, priority, value),
+                token=token.hex(),
+                lease_until_us=until_ms * US_PER_MS,
+                dedupe_key=keys[index],
+            )
 
         self.add(future, WithValues([lease.row for lease in leases], make, leases))
 
-    def give(self, created_ms: int) -> None:
+    def complete(self, created_ms: int) -> None:
         """Give the answers: values that are not in memory are read by others meanwhile."""
-        for future, error in self._errors:
-            give(future, None, error)
         for future, result in self._results:
-            if not isinstance(result, WithValues):
-                give(future, result, None)
+            if isinstance(result, LogError):
+                complete(future, None, result)
+            elif not isinstance(result, WithValues):
+                complete(future, result, None)
             elif not self._values.has_all(result.rows):
                 self._readers.submit(self._read, future, result, created_ms)
             else:
@@ -211,39 +205,35 @@ class Answers:
 
     def _read(self, future: Future[Any], result: WithValues, created_ms: int) -> None:
         try:
-            made = result.make(enumerate(self._values.read(result.rows, created_ms)))
-        except (CorruptError, GarbageCollectedError) as error:
-            self._read_rest(future, result, created_ms, error)
+            made = [result.make(index, value) for index, value in self._readable(result.rows, created_ms)]
         except Exception as error:  # noqa: BLE001 - the caller gets it; the lease ends, and the item comes back
-            give(future, None, error)
-        else:
-            self._hand_over(future, made, result.leases)
-
-    def _read_rest(self, future: Future[Any], result: WithValues, created_ms: int, error: LogError) -> None:
-        """Give the items whose values can be read, if there are any: one that is damaged holds up no others."""
-        found: list[tuple[int, bytes]] = []
-        for index, row in enumerate(result.rows):
-            try:
-                found.append((index, self._values.read([row], created_ms)[0]))
-            except LogError as missing:
-                QUEUE.warning("item %d is left out of what it was asked with: %s", row.id, missing)
-        if not found:
-            give(future, None, error)
+            complete(future, None, error)
             return
-        self._hand_over(future, result.make(found), result.leases)
+        if not complete(future, made, None) and result.leases:
+            self._give_back(GiveBack(tuple((lease.row.id, lease.token.hex()) for lease in result.leases)))
 
-    def _hand_over(self, future: Future[Any], made: list[Any], leases: Sequence[Lease]) -> None:
-        if not give(future, made, None) and leases:
-            self._give_back(GiveBack(tuple((lease.row.id, lease.token.hex()) for lease in leases)))
+    def _readable(self, rows: Sequence[Row], created_ms: int) -> list[tuple[int, bytes]]:
+        """Read the values of items; those that cannot be read are left out, so that one holds up no others."""
+        found: list[tuple[int, bytes]] = []
+        try:
+            found += enumerate(self._values.read(rows, created_ms))
+        except (CorruptError, GarbageCollectedError):
+            for index, row in enumerate(rows):
+                try:
+                    found.append((index, self._values.read([row], created_ms)[0]))
+                except LogError as missing:
+                    QUEUE.warning("item %d is left out of what it was asked with: %s", row.id, missing)
+            if not found:
+                raise
+        return found
 
     def fail(self, futures: Sequence[Future[Any]], error: Exception) -> None:
         """Give an error instead of all answers: those of the turn, and those of calls that were not looked at."""
-        waiting = dict.fromkeys([*futures, *(future for future, _ in (*self._results, *self._errors))])
-        for future in waiting:
-            give(future, None, error)
+        for future in dict.fromkeys([*futures, *(future for future, _ in self._results)]):
+            complete(future, None, error)
 
 
-def give(future: Future[Any], result: Any, error: Exception | None) -> bool:  # noqa: ANN401 - each has its own result
+def complete(future: Future[Any], result: Any, error: Exception | None) -> bool:  # noqa: ANN401 - each has its own result
     """Set a future that may have been cancelled: then return False."""
     if not future.running() and not future.set_running_or_notify_cancel():
         return False
@@ -256,24 +246,20 @@ def give(future: Future[Any], result: Any, error: Exception | None) -> bool:  # 
     return True
 
 
-def _leased(lease: Lease, value: bytes, dedupe_key: bytes | None) -> Leased:
-    row = lease.row
-    return Leased(
-        id=row.id,
-        token=lease.token.hex(),
-        value=value,
-        deadline_us=row.deadline_ms * US_PER_MS,
-        priority=lease.priority,
-        lease_until_us=lease.until_ms * US_PER_MS,
-        deliveries=row.deliveries,
-        enqueued_us=row.enqueued_ms * US_PER_MS,
-        requeued_us=time_us(row.requeued_ms),
-        dedupe_key=dedupe_key,
-    )
+def _shown(row: Row, priority: int, value: bytes) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "value": value,
+        "deadline_us": row.deadline_ms * US_PER_MS,
+        "priority": priority,
+        "deliveries": row.deliveries,
+        "enqueued_us": row.enqueued_ms * US_PER_MS,
+        "requeued_us": time_us(row.requeued_ms),
+    }
 
 
-def fitting(rows: list[tuple[Row, int]], bytes_max: int | None) -> list[tuple[Row, int]]:
-    """Return those that come first and whose values have so many bytes together; at least one."""
+def fitting(rows: Sequence[tuple[Row, int]], bytes_max: int | None) -> Sequence[tuple[Row, int]]:
+    """Return the first items whose values have at most ``bytes_max`` bytes together; at least one."""
     if bytes_max is None:
         return rows
     ends = accumulate(row.length for row, _ in rows)
@@ -282,17 +268,4 @@ def fitting(rows: list[tuple[Row, int]], bytes_max: int | None) -> list[tuple[Ro
 
 def peeked(rows: Sequence[tuple[Row, int]]) -> WithValues:
     """Return items as they wait, once their values are read."""
-
-    def make(index: int, value: bytes) -> Peeked:
-        row, priority = rows[index]
-        return Peeked(
-            id=row.id,
-            value=value,
-            deadline_us=row.deadline_ms * US_PER_MS,
-            priority=priority,
-            deliveries=row.deliveries,
-            enqueued_us=row.enqueued_ms * US_PER_MS,
-            requeued_us=time_us(row.requeued_ms),
-        )
-
-    return WithValues([row for row, _ in rows], make)
+    return WithValues([row for row, _ in rows], lambda index, value: Peeked(**_shown(*rows[index], value)))

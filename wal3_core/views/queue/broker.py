@@ -33,12 +33,12 @@ from wal3_core.model.record import Message
 from wal3_core.runtime import Outcome, wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.views.queue.answering import Answers, Values, fitting, give
+from wal3_core.views.queue.answering import Answers, ValueCache, complete, fitting
 from wal3_core.views.queue.checkpoint import Checkpointer
-from wal3_core.views.queue.definition import MS_PER_S
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, VALUE, id_of
 from wal3_core.views.queue.loading import QueueLoader, keep_uncollected
 from wal3_core.views.queue.operations import (
+    MS_PER_S,
     Bury,
     Define,
     Dequeue,
@@ -53,7 +53,7 @@ from wal3_core.views.queue.operations import (
     Retime,
 )
 from wal3_core.views.queue.queue_state import US_PER_MS, Turn
-from wal3_core.views.queue.waiting import Call, Inbox, Line, Look
+from wal3_core.views.queue.waiting import Inbox, Line, Query, QueuedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
     from wal3_core.log.read.reader import LogReader
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue.definition import QueueOptions
     from wal3_core.views.queue.loading import LoadedQueue
-    from wal3_core.views.queue.operations import Operation
+    from wal3_core.views.queue.operations import QueueOptions
     from wal3_core.views.queue.queue_state import QueueState
 
-# How far the wall clock may be ahead of what the store has confirmed before the store is asked, and how often it is.
+# The wall clock's lead over what the store has confirmed before an append is made to confirm it.
 _DOUBT_MS = 1000
-_ASKED_AGAIN_S = 60.0
+# The pause between two such appends.
+_CONFIRMING_PAUSE_S = 60.0
 
 
 class QueueClock:
@@ -85,7 +85,7 @@ class QueueClock:
         self._read_s = runtime.monotonic_s()
         # The latest time that was confirmed, and when.
         self._confirmed_ms, self._confirmed_s = 0.0, self._read_s
-        self._asked_s = -_ASKED_AGAIN_S
+        self._confirming_s = -_CONFIRMING_PAUSE_S
         self._begun = False
 
     def begin_at(self, now_ms: int) -> None:
@@ -109,13 +109,13 @@ class QueueClock:
         if log_us / US_PER_MS > self._limit_ms(now_s):
             self._confirmed_ms, self._confirmed_s = log_us / US_PER_MS, now_s
 
-    def asks(self) -> bool:
+    def wants_confirmation(self) -> bool:
         """Whether an append is to confirm the wall clock, which is far ahead; once a minute at most."""
         wall_ms, read_s = wall_us(self._runtime) / US_PER_MS, self._runtime.monotonic_s()
         ahead_ms = wall_ms - max(self._limit_ms(read_s), self._now_ms)
-        if ahead_ms <= _DOUBT_MS or read_s - self._asked_s < _ASKED_AGAIN_S:
+        if ahead_ms <= _DOUBT_MS or read_s - self._confirming_s < _CONFIRMING_PAUSE_S:
             return False
-        self._asked_s = read_s
+        self._confirming_s = read_s
         return True
 
     def now_ms(self) -> int:
@@ -135,7 +135,8 @@ class QueueClock:
         return self._now_ms
 
 
-LOOK_S = 5.0
+# The pause between two checks that the queue is still the broker's.
+FENCE_CHECK_S = 5.0
 
 
 def fenced(url: str) -> FencedError:
@@ -146,24 +147,23 @@ def fenced(url: str) -> FencedError:
     )
 
 
-class Taken:
-    """Looks at the log's manifest every ``LOOK_S`` seconds of use, beside the broker: it waits for no store.
+class BrokerFence:
+    """Checks that the queue is still the broker's, by the log's manifest, beside the broker: it waits for no store.
 
-    Questions are answered only while the log is known to have been the broker's ``LOOK_S`` seconds ago; else they are
-    held until the next look is done.
+    It does so every ``FENCE_CHECK_S`` seconds of use. Queries are answered only while the log is known to have been the
+    broker's ``FENCE_CHECK_S`` seconds ago; else they are held until the next check is done.
     """
 
-    def __init__(self, url: str, reader: LogReader, aside: Executor, runtime: Runtime, inbox: Inbox) -> None:
-        self._url = url
+    def __init__(self, reader: LogReader, executor: Executor, runtime: Runtime, inbox: Inbox) -> None:
         self._reader = reader
-        self._aside = aside
+        self._executor = executor
         self._runtime = runtime
         self._inbox = inbox
-        self._looked_s = self._known_s = runtime.monotonic_s()
-        self._look: Future[int] | None = None
-        self._held: list[Call] = []
-        # What was held until a look that was taken meanwhile.
-        self._freed: list[Call] = []
+        self._checked_s = self._known_s = runtime.monotonic_s()
+        self._check: Future[int] | None = None
+        self._held: list[QueuedCall] = []
+        # What was held until a check that is done.
+        self._freed: list[QueuedCall] = []
 
     def known(self, at_s: float) -> None:
         """Take note that the log was the broker's at a time, by the monotonic clock."""
@@ -174,70 +174,64 @@ class Taken:
 
         LogReplacedError when the name leads to another log now.
         """
-        if self._look is None:
-            if self._runtime.monotonic_s() - self._looked_s >= LOOK_S:
+        if self._check is None:
+            if self._runtime.monotonic_s() - self._checked_s >= FENCE_CHECK_S:
                 self._begin()
             return False
-        if not self._look.done():
+        if not self._check.done():
             return False
-        look, self._look = self._look, None
-        return self._found(look) > end
+        check, self._check = self._check, None
+        try:
+            found = check.result()
+        except LogReplacedError:
+            raise
+        except LogError as error:
+            # What is wrong is reported to those who ask, and to those who want an append.
+            self.give_up(error)
+            return False
+        self.known(self._checked_s)
+        # However long it took: of a slow store no check would be recent enough.
+        self._freed, self._held = [*self._freed, *self._held], []
+        return found > end
 
     def _begin(self) -> None:
-        self._looked_s = self._runtime.monotonic_s()
-        self._look = self._aside.submit(self._end)
-        self._look.add_done_callback(lambda _: self._inbox.wake())
+        self._checked_s = self._runtime.monotonic_s()
+        self._check = self._executor.submit(lambda: self._reader.manifest().next.position.offset)
+        self._check.add_done_callback(lambda _: self._inbox.wake())
 
-    def admit(self, calls: list[Call], *, last: bool) -> list[Call]:
+    def admit(self, calls: list[QueuedCall], *, last: bool) -> list[QueuedCall]:
         """Return the calls that can be done now, those that were held before among them; with the ``last`` turn all."""
         freed, self._freed = self._freed, []
-        if last or self._runtime.monotonic_s() - self._known_s < LOOK_S:
+        if last or self._runtime.monotonic_s() - self._known_s < FENCE_CHECK_S:
             held, self._held = self._held, []
             return [*freed, *held, *calls]
         for call in calls:
-            if isinstance(call.operation, Look):
+            if isinstance(call.operation, Query):
                 self._held.append(replace(call, num_bytes=0))
                 self._inbox.done(call.num_bytes)
-        if self._held and self._look is None:
+        if self._held and self._check is None:
             self._begin()
-        return [*freed, *(call for call in calls if not isinstance(call.operation, Look))]
+        return [*freed, *(call for call in calls if not isinstance(call.operation, Query))]
 
     @property
     def holds(self) -> bool:
-        """Whether questions are held."""
+        """Whether queries are held."""
         return bool(self._held)
 
     def give_up(self, error: Exception) -> None:
         """Give those that are held an error."""
         held, self._held, self._freed = [*self._freed, *self._held], [], []
         for call in held:
-            give(call.future, None, error)
-
-    def _found(self, look: Future[int]) -> int:
-        try:
-            end = look.result()
-        except LogReplacedError:
-            raise
-        except LogError as error:
-            # What is wrong is reported to those who ask, and to those who want an append.
-            self.give_up(error)
-            return 0
-        self.known(self._looked_s)
-        # However long it took: of a slow store no look would be recent enough.
-        self._freed, self._held = [*self._freed, *self._held], []
-        return end
-
-    def _end(self) -> int:
-        return self._reader.manifest().next.position.offset
+            complete(call.future, None, error)
 
 
-# How often one that takes a queue may lose its place as often as an append may.
+# Tries to take a queue, each with as many retries as an append has.
 _TAKES_MAX = 30
-# How often it tries to take it as it was loaded: from a broker that appends all the time it cannot.
+# Tries to take it as it was loaded: a broker that appends all the time makes each of them fail.
 _AS_LOADED_MAX = 3
 
 
-def take(writer: LogWriter, token: bytes, loader: QueueLoader) -> LoadedQueue:
+def acquire(writer: LogWriter, token: bytes, loader: QueueLoader) -> LoadedQueue:
     """Load a queue, and take it by appending the token; return it as it is then.
 
     It is loaded first: one that cannot be loaded is left to the broker that has it.
@@ -251,7 +245,7 @@ def take(writer: LogWriter, token: bytes, loader: QueueLoader) -> LoadedQueue:
             if loaded.broker == token:
                 return loaded
         else:
-            return loaded.taken(token, position.timestamp_us)
+            return loaded.acquired(token, position.timestamp_us)
     for _ in range(_TAKES_MAX):
         with contextlib.suppress(ContentionError):
             writer.append(token, key=BROKER_KEY)
@@ -260,7 +254,7 @@ def take(writer: LogWriter, token: bytes, loader: QueueLoader) -> LoadedQueue:
     return loader.load()
 
 
-def take_again(writer: LogWriter, token: bytes, loader: QueueLoader, url: str) -> None:
+def acquire_again(writer: LogWriter, token: bytes, loader: QueueLoader, url: str) -> None:
     """Append the token where the queue is known to be still its own; FencedError when another broker has taken it.
 
     An append of unknown outcome cannot land behind that record.
@@ -279,6 +273,7 @@ def take_again(writer: LogWriter, token: bytes, loader: QueueLoader, url: str) -
             return
 
 
+# What each operation does to the queue, and returns. A LogError refuses it: nothing was changed.
 _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
     Enqueue: lambda state, wanted, turn: state.enqueue(wanted.items, turn),
     Release: lambda state, wanted, turn: state.release(wanted.leases, turn),
@@ -289,29 +284,24 @@ _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
     Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
     Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
     Define: lambda state, wanted, turn: state.define(wanted.definition, turn),
-    Look: lambda state, wanted, turn: wanted.ask(state, turn.now_ms),
+    Query: lambda state, wanted, turn: wanted.read(state, turn.now_ms),
 }
 
 
-def apply(state: QueueState, wanted: Operation | Look, turn: Turn) -> Any:  # noqa: ANN401 - each has its own result
-    """Apply it; return its result. A LogError refuses it: nothing was changed."""
-    return _APPLIED[type(wanted)](state, wanted, turn)
-
-
-# What one turn takes: it becomes one fragment.
+# The records and bytes of one turn: it becomes one fragment.
 _TURN_RECORDS = 20_000
 _TURN_BYTES = 8 * 2**20
 _VALUE_READERS = 4
-# How long the broker sleeps at most while callers wait: the wall clock may be put forward.
+# The longest sleep while callers wait: the wall clock may be put forward.
 _NAP_S_MAX = 1.0
-# A time that is so far ahead of the log's is reported: it is more than clocks and slow requests explain.
+# The queue's lead over the wall clock that is reported: more than clocks and slow requests explain.
 _AHEAD_MS = 600_000
 _PREFETCH_EVERY_S = 0.2
-# Between two looks at a checkpoint that is encoded, and between two tries to load the queue.
+# The pause between two looks at a checkpoint that is encoded, and between two tries to load the queue.
 _PAUSE_S = 0.05
-# So many records may follow the newest that says what the queue has come to: the next broker looks for it.
+# Records that may follow the newest that says what the queue has come to: the next broker searches for it.
 _BEHIND_MAX = 32
-# How often a turn is done again, one after another, because records of others came between.
+# Repetitions of a turn, one after another, because records of others came between.
 _AGAIN_MAX = 8
 
 
@@ -319,13 +309,7 @@ class Broker:
     """One queue in one process."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        options: QueueOptions,
-        runtime: Runtime,
-        *,
-        without_damaged: bool = False,
+        self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime, *, without_damaged: bool
     ) -> None:
         self.url = f"{store.url}/{log}"
         self._store, self._log = store, log
@@ -335,13 +319,13 @@ class Broker:
         self._writer = LogWriter.open(store, log, options=options.writer, runtime=runtime)
         self.log_id = self._writer.log_id
         self._loader = QueueLoader(store, log, options.reader, runtime, self.log_id, without_damaged=without_damaged)
-        self.values = Values(self._loader.reader, options.cache_bytes_max, runtime, self.url)
+        self.values = ValueCache(self._loader.reader, options.cache_bytes_max, runtime, self.url)
         self._cursors = CursorStore(store, log, runtime=runtime, log_id=self.log_id)
         self._readers = runtime.executor("wal3-queue-values", _VALUE_READERS)
         self._aside = runtime.executor("wal3-queue-checkpoint", 1)
         self.inbox = Inbox(options.bytes_waiting_max, self.url, runtime, self.is_here)
-        self._taken = Taken(self.url, self._loader.reader, self._readers, runtime, self.inbox)
-        self._line = Line(runtime)
+        self._fence = BrokerFence(self._loader.reader, self._readers, runtime, self.inbox)
+        self.line = Line(runtime)
         self._ahead: Future[None] | None = None
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
@@ -352,9 +336,9 @@ class Broker:
         # Before the queue is taken: a cursor of something else fails this open, and no broker that works.
         witness = self._cursors.load(QUEUE_CURSOR, Owner.QUEUE)
         try:
-            loaded = take(self._writer, self._token, self._loader)
+            loaded = acquire(self._writer, self._token, self._loader)
         except SealedError as error:
-            # It is looked at, and changed no more.
+            # It is read, and changed no more.
             self._sealed, loaded = error, self._loader.load()
         else:
             keep_uncollected(store, log, runtime, self.log_id)
@@ -398,11 +382,6 @@ class Broker:
         """Whether this is the broker's thread."""
         return self._thread.is_current()
 
-    @property
-    def num_waiting(self) -> int:
-        """The calls that wait for an item."""
-        return len(self._line)
-
     # ------------------------------------------------------------------ the loop
 
     def _run(self) -> None:
@@ -418,11 +397,11 @@ class Broker:
     def _nap_s(self) -> float | None:
         """Return how long there is nothing to do, None for as long as nothing is asked for."""
         busy = self.checkpointer.busy or bool(self._displaced)
-        if (busy and self._sound and self._sealed is None) or self._taken.holds:
+        if (busy and self._sound and self._sealed is None) or self._fence.holds:
             return _PAUSE_S
         if self._num_again:
             return 0.0
-        until_s = self._line.left_s()
+        until_s = self.line.left_s()
         if until_s is None:
             return None if self._sound else _NAP_S_MAX
         change_ms = self.state.next_change_ms() if self._sound else None
@@ -431,16 +410,16 @@ class Broker:
         # A store that fails at once is not asked all the time.
         return min(max(until_s, 0.0 if self._sound else _PAUSE_S), _NAP_S_MAX)
 
-    def _take_turn(self, calls: list[Call], *, last: bool = False) -> None:
+    def _take_turn(self, calls: list[QueuedCall], *, last: bool = False) -> None:
         """Do what was asked for, make it durable, and answer."""
         answers = Answers(self.values, self._readers, self.give_back)
-        left: list[Call] = []
+        left: list[QueuedCall] = []
         wanted = calls
-        self._line.begin_turn()
+        self.line.begin_turn()
         try:
-            if not self._sound or self._taken.goes_on(self._end.offset):
+            if not self._sound or self._fence.goes_on(self._end.offset):
                 self._load_again()
-            wanted = calls = self._refuse_sealed(self._taken.admit(calls, last=last))
+            wanted = calls = self._refuse_sealed(self._fence.admit(calls, last=last))
             turn = self._begin_turn()
             left = self._apply(calls, turn, answers)
             calls = calls[: len(calls) - len(left)]
@@ -452,21 +431,21 @@ class Broker:
                 calls, left = self._undo(wanted, len(calls))
                 return
             self._num_again = 0
-            # A purge that goes on with the next turn: what this one removed of it may be back.
+            # A purge that goes on with the next turn fails, too: the items that this turn removed may be back.
             begun = [call for call in left[:1] if call.num_removed]
             calls, left = calls + begun, left[len(begun) :]
-            waiting = self._line.futures()
+            waiting = self.line.futures()
             answers.fail([call.future for call in calls if call.future not in waiting], error)
-            for waiter in self._line.over(last=last):
-                give(waiter.future, None, error)
-            self._taken.give_up(error)
+            for waiter in self.line.over(last=last):
+                complete(waiter.future, None, error)
+            self._fence.give_up(error)
             self.checkpointer.fail(error, last=last)
             # Any other failure passes: the queue is loaded again.
             if isinstance(error, FencedError | LogReplacedError) or not isinstance(error, LogError):
                 raise
         else:
             self._num_again = 0
-            answers.give(self.state.created_ms)
+            answers.complete(self.state.created_ms)
             self._prefetch()
         finally:
             self.inbox.put_back(left)
@@ -490,7 +469,7 @@ class Broker:
             self._restore_displaced(turn)
         num_changes, num_bytes = len(turn.keys), turn.num_bytes
         self.checkpointer.add_to(turn, wait=last)
-        if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.asks():
+        if turn.keys or turn.must_be_durable or self._behind > _BEHIND_MAX or self._clock.wants_confirmation():
             self._commit(turn, num_changes, num_bytes)
 
     def _restore_displaced(self, turn: Turn) -> None:
@@ -509,9 +488,9 @@ class Broker:
                 continue
             self._displaced.discard(key)
 
-    def _undo(self, wanted: list[Call], num_done: int) -> tuple[list[Call], list[Call]]:
+    def _undo(self, wanted: list[QueuedCall], num_done: int) -> tuple[list[QueuedCall], list[QueuedCall]]:
         """Return the calls that wait in the line now, and those to be done again: nothing of the turn was done."""
-        self._line.undo_turn()
+        self.line.undo_turn()
         joined = [call for call in wanted[:num_done] if isinstance(call.operation, Dequeue)]
         others = [call for call in wanted[:num_done] if not isinstance(call.operation, Dequeue)]
         return joined, others + wanted[num_done:]
@@ -524,42 +503,42 @@ class Broker:
             self._writer.close()
             self._writer = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
             try:
-                take_again(self._writer, self._token, self._loader, self.url)
+                acquire_again(self._writer, self._token, self._loader, self.url)
             except SealedError as error:
                 # No append can land behind the seal.
                 self._sealed = error
         earlier = self.checkpointer
         self._begin(self._loader.load(), self.state)
         self.checkpointer.take_over(earlier)
-        self._taken.known(begun_s)
+        self._fence.known(begun_s)
         self._sound, self._undetermined = True, False
 
-    def _apply(self, calls: list[Call], turn: Turn, answers: Answers) -> list[Call]:
+    def _apply(self, calls: list[QueuedCall], turn: Turn, answers: Answers) -> list[QueuedCall]:
         """Apply operations until the turn is full; return those that are left."""
         for index, call in enumerate(calls):
             if index and (len(turn.keys) >= _TURN_RECORDS or turn.num_bytes >= _TURN_BYTES):
                 return calls[index:]
             future = call.future
             if isinstance(call.operation, Dequeue):
-                self._line.join(call.operation, future)
-                # Of the items that are there now: those enqueued behind it are for those who ask behind it, too.
+                self.line.join(call.operation, future)
+                # It gets items that are there now: those enqueued later are for later callers, too.
                 self._serve(turn, answers, waits=True)
             elif not future.running() and not future.set_running_or_notify_cancel():
                 # Cancelled before its turn: it is not done.
                 continue
             elif isinstance(call.operation, Purge | Retime):
                 begun = self._go_on(call, turn)
-                if isinstance(begun, Call):
+                if isinstance(begun, QueuedCall):
                     return [begun, *calls[index + 1 :]]
                 answers.add(future, begun)
             else:
                 try:
-                    answers.add(future, apply(self.state, call.operation, turn))
+                    answers.add(future, _APPLIED[type(call.operation)](self.state, call.operation, turn))
                 except LogError as error:
-                    answers.add_error(future, error)
+                    answers.add(future, error)
         return []
 
-    def _go_on(self, call: Call, turn: Turn) -> Call | int:
+    def _go_on(self, call: QueuedCall, turn: Turn) -> QueuedCall | int:
         """Do a part of an operation on many items; return the call if it goes on with the next turn, or its result."""
         room = max(1, (_TURN_RECORDS - len(turn.keys)) // 2)
         if isinstance(call.operation, Purge):
@@ -578,25 +557,25 @@ class Broker:
         num_removed = call.num_removed + num_done
         return replace(call, num_removed=num_removed) if num_done == room else num_removed
 
-    def _refuse_sealed(self, calls: list[Call]) -> list[Call]:
-        """Refuse all but questions if the queue is sealed; return what is left."""
+    def _refuse_sealed(self, calls: list[QueuedCall]) -> list[QueuedCall]:
+        """Refuse all but queries if the queue is sealed; return what is left."""
         error = self._sealed
         if error is None:
             return calls
-        for waiter in self._line.over(last=True):
-            give(waiter.future, None, error)
+        for waiter in self.line.over(last=True):
+            complete(waiter.future, None, error)
         for call in calls:
-            if not isinstance(call.operation, Look):
+            if not isinstance(call.operation, Query):
                 self.inbox.done(call.num_bytes)
-                give(call.future, None, error)
-        return [call for call in calls if isinstance(call.operation, Look)]
+                complete(call.future, None, error)
+        return [call for call in calls if isinstance(call.operation, Query)]
 
     def _serve(self, turn: Turn, answers: Answers, *, waits: bool = False, last: bool = False) -> None:
         """Hand items to those who wait, first come first served; unless it ``waits``, end what has waited enough."""
-        while (waiter := self._line.first()) is not None:
+        while (waiter := self.line.first()) is not None:
             if len(turn.keys) >= _TURN_RECORDS or not self.state.head(1, turn.now_ms):
                 break
-            self._line.leave()
+            self.line.leave()
             # Its caller may give up until it is answered: then what is handed out here is given back.
             wanted = waiter.operation
             count = wanted.count
@@ -606,14 +585,14 @@ class Broker:
                 waiter.future, self.state, self.state.lease(count, wanted.lease_s, self._new_token, turn)
             )
         if waits or (len(turn.keys) >= _TURN_RECORDS and not last):
-            # Of a turn that is full, those who wait may get items with the next one.
+            # A turn that is full leaves items to those who wait, for the next one.
             return
-        for waiter in self._line.over(last=last):
+        for waiter in self.line.over(last=last):
             answers.add_leases(waiter.future, self.state, [])
 
     def give_back(self, operation: GiveBack) -> None:
         """Put items back with the next turn; if that fails, they come back when their leases end. Never waits."""
-        self.inbox.put_back([Call(operation, Outcome(), 0)])
+        self.inbox.put_back([QueuedCall(operation, Outcome(), 0)])
         self.inbox.wake()
 
     def _new_token(self) -> bytes:
@@ -640,7 +619,7 @@ class Broker:
         self._behind = 0
         if self._displaced:
             self._displaced.difference_update(turn.keys)
-        self._taken.known(begun_s)
+        self._fence.known(begun_s)
         self._clock.confirm(position.timestamp_us)
         self.values.keep(turn.start, turn.bodies)
         self._end = LogPosition(turn.start + len(records), position.timestamp_us)
@@ -687,9 +666,9 @@ class Broker:
         """Give all that wait an error, and take no more."""
         reason = error if isinstance(error, Exception) else FencedError(f"queue {self.url}: its broker ended")
         self.inbox.close(reason)
-        over = [waiter.future for waiter in self._line.over(last=True)]
+        over = [waiter.future for waiter in self.line.over(last=True)]
         for future in (*(call.future for call in self.inbox.take(0)), *over):
-            give(future, None, reason)
-        self._taken.give_up(reason)
+            complete(future, None, reason)
+        self._fence.give_up(reason)
         self.checkpointer.give_up(reason)
         self._end_threads()

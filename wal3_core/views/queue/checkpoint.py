@@ -17,10 +17,10 @@ from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.views.queue.answering import give
+from wal3_core.views.queue.answering import complete
 from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, part_key
-from wal3_core.views.queue.items import DEDUPE_BYTES_MAX, PRIORITY_MAX
-from wal3_core.views.queue.queue_state import Buried, Lease
+from wal3_core.views.queue.operations import DEDUPE_BYTES_MAX, PRIORITY_MAX
+from wal3_core.views.queue.queue_state import DeadLetter, Lease
 from wal3_core.views.queue.runs import DTYPE, Pending, Row
 
 if TYPE_CHECKING:
@@ -29,25 +29,17 @@ if TYPE_CHECKING:
 
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.cursor_store import CursorStore
-    from wal3_core.views.queue.definition import QueueOptions
     from wal3_core.views.queue.loading import LoadedQueue
+    from wal3_core.views.queue.operations import QueueOptions
     from wal3_core.views.queue.queue_state import QueueState, Turn
     from wal3_core.views.queue.runs import Rows
 
 PART_BYTES = 4 * 2**20
 _PENDING, _LEASED, _DEAD = range(3)
 _ENCODINGS = PLAIN_OR_DICTIONARY | {BYTE_STREAM_SPLIT}
-# Of the columns for each item, with room to grow and the longest dedupe key; and for all else.
+# Bytes of the columns for each item, with room to grow and the longest dedupe key; and of all else.
 _ITEM_BYTES, _FIXED_BYTES = 2 * (10 * 8 + DEDUPE_BYTES_MAX), 2**16
-_NUMBERS: dict[str, pa.DataType] = {
-    "deadline_ms": pa.int64(),
-    "id": pa.uint64(),
-    "offset": pa.uint64(),
-    "length": pa.uint32(),
-    "deliveries": pa.uint32(),
-    "enqueued_ms": pa.int64(),
-    "requeued_ms": pa.int64(),
-}
+_NUMBERS: dict[str, pa.DataType] = {name: pa.from_numpy_dtype(DTYPE[name]) for name in Row._fields}
 _SCHEMA = pa.schema(
     [
         *(pa.field(name, kind, nullable=False) for name, kind in _NUMBERS.items()),
@@ -135,19 +127,19 @@ def _read(data: memoryview, items_max: int, what: str) -> pa.Table:
     return table
 
 
-class Tail(NamedTuple):
+class RecordTotals(NamedTuple):
     """How much came after a checkpoint, but for the parts of others."""
 
     records: int = 0
     num_bytes: int = 0
     fragments: int = 0
 
-    def with_more(self, records: int, num_bytes: int, fragments: int) -> Tail:
+    def with_more(self, records: int, num_bytes: int, fragments: int) -> RecordTotals:
         """Add what came after it."""
-        return Tail(self.records + records, self.num_bytes + num_bytes, self.fragments + fragments)
+        return RecordTotals(self.records + records, self.num_bytes + num_bytes, self.fragments + fragments)
 
 
-class Known(NamedTuple):
+class StoredItem(NamedTuple):
     """An item of a checkpoint, but for its state."""
 
     row: Row
@@ -155,14 +147,11 @@ class Known(NamedTuple):
     dedupe_key: bytes | None
 
 
-def restore(state: QueueState, table: pa.Table, changed: Iterable[int]) -> dict[int, Known]:
+def restore(state: QueueState, table: pa.Table, changed: Iterable[int]) -> dict[int, StoredItem]:
     """Put a checkpoint's items into an empty queue, all but those changed since; return these by their ids."""
     apart = np.isin(table["id"].to_numpy(), np.fromiter(changed, dtype=np.uint64))
-    _restore(state, table.filter(pa.array(~apart)))
-    return {known.row.id: known for known, _ in _listed(table.filter(pa.array(apart)))}
-
-
-def _restore(state: QueueState, table: pa.Table) -> None:
+    known = {item.row.id: item for item, _ in _listed(table.filter(pa.array(apart)))}
+    table = table.filter(pa.array(~apart))
     kinds, priorities = table["state"].to_numpy(), table["priority"].to_numpy()
     for priority in range(PRIORITY_MAX + 1):
         chosen = (kinds == _PENDING) & (priorities == priority)
@@ -173,23 +162,25 @@ def _restore(state: QueueState, table: pa.Table) -> None:
                 rows[name] = part[name].to_numpy()
             state.pending[priority] = Pending(rows)
     state.num_bytes += int(table["length"].to_numpy().sum(dtype=np.uint64))
-    for known, _ in _listed(table.filter(table["dedupe_key"].is_valid())):
-        state.name(known.row, known.dedupe_key)
-    for known, fields in _listed(table.filter(pa.array(kinds != _PENDING))):
+    for item, _ in _listed(table.filter(table["dedupe_key"].is_valid())):
+        state.name(item.row, item.dedupe_key)
+    for item, fields in _listed(table.filter(pa.array(kinds != _PENDING))):
         if fields["state"] == _LEASED:
-            state.hold(Lease(known.row, known.priority, fields["until_ms"], fields["token"].to_bytes(len(NO_TOKEN))))
+            state.hold(Lease(item.row, item.priority, fields["until_ms"], fields["token"].to_bytes(len(NO_TOKEN))))
         else:
-            state.dead[known.row.id] = Buried(known.row, known.priority)
+            state.dead[item.row.id] = DeadLetter(item.row, item.priority)
+    return known
 
 
-def _listed(table: pa.Table) -> Iterator[tuple[Known, dict[str, Any]]]:
+def _listed(table: pa.Table) -> Iterator[tuple[StoredItem, dict[str, Any]]]:
     for fields in table.to_pylist():
         row = Row(*(fields[name] for name in _NUMBERS))
-        yield Known(row, fields["priority"], fields["dedupe_key"]), fields
+        yield StoredItem(row, fields["priority"], fields["dedupe_key"]), fields
 
 
-# A quarter as many records as there are items, or of the bytes of all values, make it worth another checkpoint.
+# Items for each record after a checkpoint that makes it worth another one, and bytes of values for each byte.
 _SHARE = 4
+# Items for each such fragment.
 _ITEMS_A_FRAGMENT = 500
 
 
@@ -207,9 +198,9 @@ class Checkpointer:
         self.refuses = loaded.leaves_out
         self._known = set(loaded.parts)
         self.as_of, self.offsets = loaded.meta.as_of, loaded.meta.parts
-        self._since = loaded.tail
+        self._since = loaded.since_checkpoint
         self._num_items, self._num_bytes = len(loaded.state), loaded.state.num_bytes
-        # Who waits for the next one to begin, and for the one under way.
+        # The futures of those who wait for the next one, and for the one under way.
         self._wanted: list[Future[None]] = []
         self._awaited: list[Future[None]] = []
         self._encoding: Future[list[bytes]] | None = None
@@ -227,7 +218,7 @@ class Checkpointer:
     def _is_due(self) -> bool:
         if self.refuses:
             return False
-        # Values that were released stay on storage until key compaction can go beyond them.
+        # ValueCache that were released stay on storage until key compaction can go beyond them.
         options, since = self._options, self._since
         return (
             since.records >= max(options.checkpoint_records, self._num_items // _SHARE)
@@ -265,7 +256,7 @@ class Checkpointer:
         if self.refuses or self._encoding is not None or not (self._wanted or self._is_due):
             return
         self._begun_at, self._appended = position, []
-        self._since = Tail()
+        self._since = RecordTotals()
         self._awaited, self._wanted = self._wanted, []
         self._encoding = self._executor.submit(encode, table_of(state))
 
@@ -322,4 +313,4 @@ class Checkpointer:
         """Give those who wait an error."""
         waiting, self._wanted, self._awaited = [*self._wanted, *self._awaited], [], []
         for future in waiting:
-            give(future, None, error)
+            complete(future, None, error)

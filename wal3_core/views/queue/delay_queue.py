@@ -9,40 +9,41 @@ from typing import TYPE_CHECKING, Any, Self
 from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
 from wal3_core.log.read.following import Calls, Closing, awaited
-from wal3_core.model.paths import check_log_name
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
-from wal3_core.views.queue.definition import QueueDefinition, QueueOptions
-from wal3_core.views.queue.items import NewItem, QueueRepair, positive
-from wal3_core.views.queue.loading import create_queue, expecting_a_queue
+from wal3_core.views.queue.loading import OF_QUEUE, create_queue, expecting_a_queue
 from wal3_core.views.queue.operations import (
     Bury,
     Define,
     Dequeue,
+    Enqueue,
     Extend,
     GiveBack,
     Kick,
+    NewItem,
     Operation,
     Purge,
+    QueueDefinition,
+    QueueOptions,
+    QueueRepair,
     Reclaim,
     Release,
     Requeue,
     Retime,
-    listed,
+    positive,
 )
-from wal3_core.views.queue.waiting import Look
+from wal3_core.views.queue.waiting import Query
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from concurrent.futures import Future
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue.items import Enqueued, ItemStats, Leased, Peeked, QueueStats
+    from wal3_core.views.queue.operations import Enqueued, ItemStats, Leased, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
 
-# Of asyncio, at a time; each waits for its turn only.
+# Calls from asyncio at a time; each waits for its turn only.
 _CALLS_MAX = 32
 
 
@@ -66,12 +67,7 @@ class DelayQueue(Closing):
         self._async = Calls("wal3-queue-calls", _CALLS_MAX)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        definition=optional(instance_of(QueueDefinition)),
-        runtime=optional(a_runtime),
-    )
+    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)))
     def create(
         cls, store: ObjectStore, log: str, definition: QueueDefinition | None = None, *, runtime: Runtime | None = None
     ) -> None:
@@ -79,9 +75,7 @@ class DelayQueue(Closing):
         create_queue(store, log, definition or QueueDefinition(), runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(QueueOptions)), runtime=optional(a_runtime)
-    )
+    @checked(**OF_QUEUE, options=optional(instance_of(QueueOptions)))
     def open(
         cls, store: ObjectStore, log: str, *, options: QueueOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -94,13 +88,7 @@ class DelayQueue(Closing):
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        definition=optional(instance_of(QueueDefinition)),
-        options=optional(instance_of(QueueOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)), options=optional(instance_of(QueueOptions)))
     def open_or_create(
         cls,
         store: ObjectStore,
@@ -116,13 +104,7 @@ class DelayQueue(Closing):
         return cls.open(store, log, options=options, runtime=runtime)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        without_damaged=flag,
-        options=optional(instance_of(QueueOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(**OF_QUEUE, without_damaged=flag, options=optional(instance_of(QueueOptions)))
     def repair(
         cls,
         store: ObjectStore,
@@ -139,14 +121,9 @@ class DelayQueue(Closing):
         without what damaged fragments held, for good: items in them are lost, and released ones may be back. Get the
         fragments from a copy first, if there is one (``repair_log``).
         """
+        runtime = runtime or shared_runtime()
         with expecting_a_queue():
-            queue = cls(
-                store,
-                log,
-                options or QueueOptions(),
-                runtime or shared_runtime(),
-                without_damaged=without_damaged,
-            )
+            queue = cls(store, log, options or QueueOptions(), runtime, without_damaged=without_damaged)
         with queue:
             retimed: int = queue._wait(queue.submit(Retime()))
             damaged = queue.stats().damaged
@@ -162,7 +139,7 @@ class DelayQueue(Closing):
     @property
     def definition(self) -> QueueDefinition:
         """What holds for its items."""
-        definition: QueueDefinition = self._look(lambda state, _now: state.definition)
+        definition: QueueDefinition = self._query(lambda state, _now: state.definition)
         return definition
 
     def define(self, definition: QueueDefinition) -> None:
@@ -191,7 +168,8 @@ class DelayQueue(Closing):
 
     def enqueue_many(self, items: Iterable[NewItem]) -> list[Enqueued]:
         """Add items, all or none: at most 10,000, and 32 MiB."""
-        result: list[Enqueued] = self._wait(self.submit(listed(items)))
+        several(items, "items")
+        result: list[Enqueued] = self._wait(self.submit(Enqueue(tuple(items))))
         return result
 
     enqueue_many_async = awaited(enqueue_many)
@@ -342,7 +320,7 @@ class DelayQueue(Closing):
     def purge(self, *, pending: bool = True, leased: bool = False, dead: bool = False, dry_run: bool = False) -> int:
         """Remove all items of these states for good; return their number. With ``dry_run``, only count them."""
         if dry_run:
-            counted: int = self._look(
+            counted: int = self._query(
                 lambda state, _now: pending * state.num_pending + leased * len(state.leased) + dead * len(state.dead)
             )
             return counted
@@ -352,7 +330,7 @@ class DelayQueue(Closing):
     purge_async = awaited(purge)
     """Await ``purge``."""
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ reads
 
     @checked(count=positive, bytes_max=optional(positive))
     def peek(self, count: int = 1, *, bytes_max: int | None = None) -> list[Peeked]:
@@ -360,7 +338,7 @@ class DelayQueue(Closing):
 
         With ``bytes_max``, no more than have values of so many bytes together, but one at least.
         """
-        head: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.head(count), bytes_max)))
+        head: list[Peeked] = self._query(lambda state, _now: peeked(fitting(state.head(count), bytes_max)))
         return head
 
     peek_async = awaited(peek)
@@ -369,8 +347,8 @@ class DelayQueue(Closing):
     @checked(count=positive, after=integer, bytes_max=optional(positive))
     def dead(self, count: int = 100, *, after: int = 0, bytes_max: int | None = None) -> list[Peeked]:
         """Return dead letters by rising ids: at most ``count``, with ids above ``after``; ``bytes_max`` as of peek."""
-        letters: list[Peeked] = self._look(lambda state, _now: peeked(fitting(state.letters(count, after), bytes_max)))
-        return letters
+        found: list[Peeked] = self._query(lambda state, _: peeked(fitting(state.dead_letters(count, after), bytes_max)))
+        return found
 
     dead_async = awaited(dead)
     """Await ``dead``."""
@@ -378,7 +356,7 @@ class DelayQueue(Closing):
     @checked(item_id=integer)
     def item(self, item_id: int) -> ItemStats:
         """Return what is known of an item. UnknownItemError when the queue has none of that id."""
-        stats: ItemStats = self._look(lambda state, _now: state.item_stats(item_id))
+        stats: ItemStats = self._query(lambda state, _now: state.item_stats(item_id))
         return stats
 
     item_async = awaited(item)
@@ -386,7 +364,7 @@ class DelayQueue(Closing):
 
     def stats(self) -> QueueStats:
         """Return what the queue holds."""
-        stats: QueueStats = self._look(lambda state, now_ms: state.stats(now_ms, self._broker.num_waiting))
+        stats: QueueStats = self._query(lambda state, now_ms: state.stats(now_ms, len(self._broker.line)))
         return stats
 
     stats_async = awaited(stats)
@@ -420,8 +398,8 @@ class DelayQueue(Closing):
             give_up(future)
             raise
 
-    def _look(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
-        return self._wait(self._broker.inbox.put(Look(ask), None))
+    def _query(self, read: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
+        return self._wait(self._broker.inbox.put(Query(read), None))
 
     def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result
         if self._broker.is_here() and future.cancel():
@@ -434,7 +412,7 @@ class DelayQueue(Closing):
 
     def checkpoint(self) -> None:
         """Write the index now, so that loading the queue takes least time, and key compaction can go as far."""
-        self._wait(self._look(lambda _state, _now: self._broker.want_checkpoint()))
+        self._wait(self._query(lambda _state, _now: self._broker.want_checkpoint()))
 
     checkpoint_async = awaited(checkpoint)
     """Await ``checkpoint``."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from wal3_core.errors import CorruptError
-from wal3_core.views.queue.items import DEFAULT_PRIORITY
+from wal3_core.views.queue.operations import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ META_KEY, BROKER_KEY, DEFINITION_KEY = b"m", b"b", b"d"
 ID_KEY_BYTES, PART_KEY_BYTES = 9, 17
 _U64 = struct.Struct(">Q")
 
-# Of a header's first byte: the width of the deadline, of the distance, and flags.
+# A header's first byte: the width of the deadline, of the distance, and flags.
 _WIDTH, _DISTANCE_SHIFT, _EARLIER, _EXTRAS = 0x07, 3, 0x40, 0x80
 # A deadline before the queue was created is the complement of 7 bytes, which no other deadline fills.
 _BEFORE = 2**56

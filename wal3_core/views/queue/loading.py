@@ -10,11 +10,12 @@ Source: docs/protocol.md, "Delay queue".
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from wal3_core.arguments import checked, integer, optional
 from wal3_core.errors import (
     ConditionNotMetError,
     CorruptError,
@@ -28,17 +29,18 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import QUEUE_CURSOR
+from wal3_core.model.paths import QUEUE_CURSOR, check_log_name
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
-from wal3_core.options import Limits, View, WriterOptions
-from wal3_core.runtime import wall_us
+from wal3_core.options import MIB, Limits, ReaderOptions, View, WriterOptions
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue import encoding
-from wal3_core.views.queue.checkpoint import Known, Tail, decode, restore
-from wal3_core.views.queue.definition import QueueDefinition
+from wal3_core.views.queue.answering import ValueCache, fitting, peeked
+from wal3_core.views.queue.checkpoint import RecordTotals, StoredItem, decode, restore
 from wal3_core.views.queue.encoding import (
     ID_KEY_BYTES,
     NEVER,
@@ -52,28 +54,28 @@ from wal3_core.views.queue.encoding import (
     state_record,
     value_header,
 )
-from wal3_core.views.queue.queue_state import US_PER_MS, Buried, Lease, QueueState
+from wal3_core.views.queue.operations import QueueDefinition, positive
+from wal3_core.views.queue.queue_state import US_PER_MS, DeadLetter, Lease, QueueState
 from wal3_core.views.queue.runs import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from wal3_core.arguments import Check
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.options import ReaderOptions
-    from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue.encoding import ValueHeader
+    from wal3_core.views.queue.operations import ItemStats, Peeked, QueueStats
 
 T = TypeVar("T")
 
-# The newest record says what the queue has come to, as a rule; else so many times as many are looked at.
+# The next search for what the queue has come to, in the last search's records: as a rule, the log's last one has it.
 _WINDOW_GROWTH = 8
-# Damage is believed when so many reads have found it; each of them reads twice.
+# Reads that find a fragment damaged before that is believed; each of them reads twice.
 _READS = 3
-# How many records of others may lie behind the last of a queue that has lost its cursor.
+# Records of others that may lie behind the last of a queue that has lost its cursor.
 _FOREIGN_MAX = 100_000
 _TRIES_MAX = 8
 _OF_ITEMS = (encoding.VALUE, encoding.STATE)
@@ -90,20 +92,15 @@ def expecting_a_queue() -> Iterator[None]:
         raise LogNotFoundError(message) from error
 
 
-class _Value(NamedTuple):
-    offset: int
-    length: int
-    header: ValueHeader
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedQueue:
     """A queue as its log was below ``end``. ``broker`` is the token of the last one to take it.
 
-    ``parts`` are the keys of all parts of checkpoints. ``tail`` counts what came after the newest one. ``behind`` is
-    how many records came after that of the queue as a whole. ``time_us`` is the log's time. ``displaced`` are the keys
-    of what has to be written again, before key compaction drops it: a record of others is the newest of that key, or
-    the definition is lost. ``leaves_out`` says that it lacks what damaged fragments hold, until they are repaired.
+    ``parts`` are the keys of all parts of checkpoints. ``since_checkpoint`` counts what came after the newest one.
+    ``behind`` is how many records came after that of the queue as a whole. ``time_us`` is the log's time. ``displaced``
+    are the keys of what has to be written again, before key compaction drops it: a record of others is the newest of
+    that key, or the definition is lost. ``leaves_out`` says that it lacks what damaged fragments hold, until they are
+    repaired.
     """
 
     state: QueueState
@@ -112,18 +109,20 @@ class LoadedQueue:
     time_us: int
     broker: bytes
     parts: set[bytes]
-    tail: Tail
+    since_checkpoint: RecordTotals
     behind: int
     displaced: set[bytes]
     leaves_out: bool
 
-    def taken(self, broker: bytes, time_us: int) -> LoadedQueue:
+    def acquired(self, broker: bytes, time_us: int) -> LoadedQueue:
         """Return the queue once the record of another broker was appended at its end."""
-        tail = self.tail.with_more(1, len(broker), 1)
-        return replace(self, end=self.end + 1, time_us=time_us, broker=broker, tail=tail, behind=self.behind + 1)
+        since = self.since_checkpoint.with_more(1, len(broker), 1)
+        return replace(
+            self, end=self.end + 1, time_us=time_us, broker=broker, since_checkpoint=since, behind=self.behind + 1
+        )
 
 
-class _Found(NamedTuple):
+class _NewestMeta(NamedTuple):
     """What a queue has come to, the offset of that record, and the token of the last broker to take it."""
 
     meta: Meta
@@ -131,26 +130,76 @@ class _Found(NamedTuple):
     broker: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Changes:
     """What the records after a checkpoint say: by id, None where a tombstone is the newest record."""
 
-    wanted: Sequence[int] = ()
-    values: dict[int, _Value | None] = field(default_factory=dict)
-    states: dict[int, StateRecord | None] = field(default_factory=dict)
-    parts: set[bytes] = field(default_factory=set)
-    # Of the parts that are wanted, by their offsets.
-    bodies: dict[int, bytes] = field(default_factory=dict)
-    # Records of others, by their offsets, with their keys.
-    strays: dict[int, bytes | None] = field(default_factory=dict)
-    # Keys of which one of these is the newest record.
-    displaced: set[bytes] = field(default_factory=set)
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self.values: dict[int, StoredItem | None] = {}
+        # In the order of their newest records, as the dead letters are listed.
+        self.states: dict[int, StateRecord | None] = {}
+        self.parts: set[bytes] = set()
+        # Those of the newest checkpoint's parts, by their offsets.
+        self.bodies: dict[int, bytes] = {}
+        # Records of others, by their offsets, with their keys.
+        self.strays: dict[int, bytes | None] = {}
+        # Keys whose newest record is one of others.
+        self.displaced: set[bytes] = set()
+        self.totals = RecordTotals()
 
-    def pass_stray(self, key: bytes | None, offset: int) -> None:
-        """Take note of a record of others."""
-        self.strays[offset] = key
-        if key is not None and (_is_of_item(key) or key == encoding.DEFINITION_KEY):
-            self.displaced.add(key)
+    def add(self, table: pa.Table) -> None:
+        """Add the records that follow."""
+        num_parts = part_bytes = num_fragments = 0
+        for key, body, offset in _rows(table):
+            kind = (key or b"")[:1]
+            if kind in _OF_ITEMS and self._add_item(key, body, offset):
+                self.displaced.discard(key)
+            elif kind == encoding.PART and len(key) == PART_KEY_BYTES:
+                (self.parts.discard if body is None else self.parts.add)(key)
+                if offset in self._meta.parts and body is not None:
+                    self.bodies[offset] = body
+                num_parts, part_bytes = num_parts + 1, part_bytes + len(key) + len(body or b"")
+            elif encoding.is_broker(key, body) or (key == encoding.META_KEY and Meta.if_one(body, what="") is not None):
+                # One ends each fragment of a broker, or is the first.
+                num_fragments += 1
+            elif key != encoding.DEFINITION_KEY or offset > self._meta.definition:
+                # It was meant for another log. It stays where it is, and is no item.
+                self.strays[offset] = key
+                if key is not None and (_is_of_item(key) or key == encoding.DEFINITION_KEY):
+                    self.displaced.add(key)
+        num_bytes = max(0, table.nbytes - part_bytes)
+        self.totals = self.totals.with_more(len(table) - num_parts, num_bytes, num_fragments)
+
+    def _add_item(self, key: bytes, body: bytes | None, offset: int) -> bool:
+        """Add an item's value or state; return whether it is one. None has an id above the last one."""
+        item_id = id_of(key)
+        if not _is_of_item(key) or not 0 < item_id <= self._meta.last_id:
+            return False
+        try:
+            if key[:1] == encoding.STATE:
+                state = None if body is None else state_record(body, "")
+                self.states.pop(item_id, None)
+                self.states[item_id] = state
+            else:
+                self.values[item_id] = None if body is None else self._item(item_id, body, offset)
+        except CorruptError:
+            # It was read as it was written, and no queue wrote it.
+            return False
+        return True
+
+    def _item(self, item_id: int, body: bytes, offset: int) -> StoredItem:
+        header = value_header(body, self._meta.created_ms, "")
+        row = Row(header.deadline_ms, item_id, offset, len(body) - header.length, 0, header.enqueued_ms, NEVER)
+        return StoredItem(row, header.priority, header.dedupe_key)
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
+    """Go through the keys, bodies and offsets of records."""
+    return zip(*(table[name].to_pylist() for name in ("key", "body", "offset")), strict=True)
+
+
+def _is_of_item(key: bytes) -> bool:
+    return key[:1] in _OF_ITEMS and len(key) == ID_KEY_BYTES
 
 
 class QueueLoader:
@@ -170,7 +219,7 @@ class QueueLoader:
         self._store, self._log, self._runtime = store, log, runtime
         self._url = f"{store.url}/{log}"
         self._without_damaged = without_damaged
-        # By offset: the fragments that one load has left out, and the error of the first one.
+        # Fragments that one load has left out, by their offsets, and the error of the first one.
         self._damaged: dict[int, FragmentPointer] = {}
         self._damage: CorruptError | None = None
         # Records of others: how many were found, the newest, and up to where they were reported.
@@ -182,18 +231,17 @@ class QueueLoader:
 
     def _steady(self, read: Callable[[Manifest], T]) -> T:
         """Read what a manifest refers to; when records were compacted away meanwhile, by a newer one, once more."""
-        for _ in range(_TRIES_MAX):
+        tries = 0
+        while True:
+            self._damaged, self._damage = {}, None
             try:
-                return self._once(read)
+                return read(self.reader.manifest())
             except GarbageCollectedError:
-                continue
-        return self._once(read)
+                tries += 1
+                if tries > _TRIES_MAX:
+                    raise
 
-    def _once(self, read: Callable[[Manifest], T]) -> T:
-        self._damaged, self._damage = {}, None
-        return read(self.reader.manifest())
-
-    def _find(self, manifest: Manifest) -> _Found:
+    def _find(self, manifest: Manifest) -> _NewestMeta:
         """Find what the queue has come to, and its broker's token; InvalidRequestError when the log is no queue.
 
         It lies at the end, but for the records of brokers that did nothing yet, and any that others put there.
@@ -205,10 +253,11 @@ class QueueLoader:
             if limit <= end - _FOREIGN_MAX and self._cursor(manifest) is None:
                 break
             start = max(first, limit - window)
-            for key, body, offset in reversed(list(self._records(start, limit, manifest))):
+            records = [row for table in self._tables(start, limit, manifest) for row in _rows(table)]
+            for key, body, offset in reversed(records):
                 meta = Meta.if_one(body, what=self._what(offset)) if key == encoding.META_KEY else None
                 if meta is not None:
-                    return _Found(self._behind_damage(meta, offset), offset, broker or meta.broker)
+                    return _NewestMeta(self._behind_damage(meta, offset), offset, broker or meta.broker)
                 if encoding.is_broker(key, body):
                     broker = broker or body
             window, limit = window * _WINDOW_GROWTH, start
@@ -245,11 +294,6 @@ class QueueLoader:
 
     def _what(self, offset: int) -> str:
         return f"queue {self._url}: record {offset}"
-
-    def _records(self, start: int, limit: int, manifest: Manifest) -> Iterator[tuple[bytes | None, bytes | None, int]]:
-        for table in self._tables(start, limit, manifest):
-            keys, bodies, offsets = (table[name].to_pylist() for name in ("key", "body", "offset"))
-            yield from zip(keys, bodies, offsets, strict=True)
 
     def _tables(self, start: int, limit: int, manifest: Manifest) -> Iterator[pa.Table]:
         """Go through the records of a range, but for those of damaged fragments."""
@@ -292,10 +336,10 @@ class QueueLoader:
         definition = self._definition(meta, manifest)
         state = QueueState(definition or QueueDefinition(), meta.definition, meta.created_ms)
         state.last_id, state.floors_ms = meta.last_id, dict(meta.floors_ms)
-        tail, size, table = self._checkpointed(meta, manifest)
-        known = {} if table is None else restore(state, table, tail.values.keys() | tail.states.keys())
-        self._add(state, tail, known)
-        self._report(state, tail)
+        changes, table = self._checkpointed(meta, manifest)
+        known = {} if table is None else restore(state, table, changes.values.keys() | changes.states.keys())
+        self._add(state, changes, known)
+        self._report(state, changes.strays)
         end = manifest.next.position
         return LoadedQueue(
             state=state,
@@ -303,16 +347,16 @@ class QueueLoader:
             end=end.offset,
             time_us=end.timestamp_us,
             broker=broker,
-            parts=tail.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))},
-            tail=size,
+            parts=changes.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))},
+            since_checkpoint=changes.totals,
             behind=end.offset - meta_at - 1,
-            displaced=tail.displaced | ({encoding.DEFINITION_KEY} if definition is None else set()),
+            displaced=changes.displaced | ({encoding.DEFINITION_KEY} if definition is None else set()),
             leaves_out=bool(self._damaged) and not self._without_damaged,
         )
 
-    def _report(self, state: QueueState, tail: _Tail) -> None:
+    def _report(self, state: QueueState, strays: Mapping[int, bytes | None]) -> None:
         """Count the records of others that were not known yet, and say where they and damaged fragments are."""
-        new = [offset for offset in tail.strays if offset > self._reported_to]
+        new = [offset for offset in strays if offset > self._reported_to]
         if new:
             self._num_strays, self._stray_offset = self._num_strays + len(new), new[-1]
             self._reported_to = new[-1]
@@ -322,7 +366,7 @@ class QueueLoader:
                 self._url,
                 len(new),
                 new[0],
-                ascii(tail.strays[new[0]])[:80],
+                ascii(strays[new[0]])[:80],
                 self._log,
             )
         state.num_strays, state.stray_offset = self._num_strays, self._stray_offset or None
@@ -339,9 +383,10 @@ class QueueLoader:
     def _definition(self, meta: Meta, manifest: Manifest) -> QueueDefinition | None:
         """Read the definition; None when a record of others took its place, or damage to it is accepted."""
         offset = meta.definition
-        for _, body, at in self._records(offset, offset + 1, manifest):
-            if at == offset and body is not None:
-                return QueueDefinition.from_bytes(body, what=self._what(offset))
+        for table in self._tables(offset, offset + 1, manifest):
+            for _, body, at in _rows(table):
+                if at == offset and body is not None:
+                    return QueueDefinition.from_bytes(body, what=self._what(offset))
         if self._damage is not None and self._without_damaged:
             return None
         if self._damage is not None:
@@ -354,21 +399,27 @@ class QueueLoader:
         )
         return None
 
-    def _checkpointed(self, meta: Meta, manifest: Manifest) -> tuple[_Tail, Tail, pa.Table | None]:
+    def _checkpointed(self, meta: Meta, manifest: Manifest) -> tuple[_Changes, pa.Table | None]:
         """Read the newest checkpoint, if it can be relied on, and what came after it; or else all."""
         if self._is_reliable(meta, manifest):
-            tail, size = self._folded(meta.as_of, meta, manifest)
+            changes = self._changes(meta.as_of, meta, manifest)
             try:
-                parts = [tail.bodies[offset] for offset in meta.parts if offset in tail.bodies]
+                parts = [changes.bodies[offset] for offset in meta.parts if offset in changes.bodies]
                 if len(parts) == len(meta.parts):
                     what = f"queue {self._url}: checkpoint at {meta.as_of}"
-                    return tail, size, decode(parts, meta.last_id, what=what)
+                    return changes, decode(parts, meta.last_id, what=what)
                 error: object = f"queue {self._url}: expected {len(meta.parts)} parts, found {len(parts)}"
             except CorruptError as caught:
                 error = caught
             # All that it says is in the log, too.
             QUEUE.warning("%s: the queue is read from all of its log instead", error)
-        return *self._folded(manifest.first.position.offset, meta, manifest), None
+        return self._changes(manifest.first.position.offset, meta, manifest), None
+
+    def _changes(self, start: int, meta: Meta, manifest: Manifest) -> _Changes:
+        changes = _Changes(meta)
+        for table in self._tables(start, manifest.next.position.offset, manifest):
+            changes.add(table)
+        return changes
 
     def _is_reliable(self, meta: Meta, manifest: Manifest) -> bool:
         if not meta.parts or manifest.compaction.clean_limit > meta.as_of:
@@ -377,44 +428,15 @@ class QueueLoader:
         witness = self._cursor(manifest)
         return witness is not None and witness.cursor.position.offset <= meta.as_of
 
-    def _folded(self, start: int, meta: Meta, manifest: Manifest) -> tuple[_Tail, Tail]:
-        """Take note of all records from an offset on; return how much they are, too."""
-        tail, size = _Tail(meta.parts), Tail()
-        for table in self._tables(start, manifest.next.position.offset, manifest):
-            size = size.with_more(*self._fold(table, tail, meta))
-        return tail, size
-
-    def _fold(self, table: pa.Table, tail: _Tail, meta: Meta) -> Tail:
-        """Take note of records; return how much they are."""
-        num_parts = part_bytes = num_fragments = 0
-        for key, body, offset in zip(*(table[name].to_pylist() for name in ("key", "body", "offset")), strict=True):
-            kind = (key or b"")[:1]
-            if kind in _OF_ITEMS:
-                if _take_item(key, body, offset, tail, meta):
-                    tail.displaced.discard(key)
-                else:
-                    tail.pass_stray(key, offset)
-            elif kind == encoding.PART and len(key) == PART_KEY_BYTES:
-                (tail.parts.discard if body is None else tail.parts.add)(key)
-                if offset in tail.wanted and body is not None:
-                    tail.bodies[offset] = body
-                num_parts, part_bytes = num_parts + 1, part_bytes + len(key) + len(body or b"")
-            elif encoding.is_broker(key, body) or (key == encoding.META_KEY and Meta.if_one(body, what="") is not None):
-                # One ends each fragment of a broker, or is the first.
-                num_fragments += 1
-            elif key != encoding.DEFINITION_KEY or offset > meta.definition:
-                # It was meant for another log. It stays where it is, and is no item.
-                tail.pass_stray(key, offset)
-        return Tail(len(table) - num_parts, max(0, table.nbytes - part_bytes), num_fragments)
-
-    def _add(self, state: QueueState, tail: _Tail, known: dict[int, Known]) -> None:
+    def _add(self, state: QueueState, changes: _Changes, known: Mapping[int, StoredItem]) -> None:
         """Put the items that changed after the checkpoint into the queue."""
-        for item_id in [*(tail.values.keys() - tail.states.keys()), *tail.states]:
-            record = tail.states.get(item_id)
-            item = _item(item_id, tail, known.get(item_id))
+        for item_id in [*(changes.values.keys() - changes.states.keys()), *changes.states]:
+            record = changes.states.get(item_id)
+            item = changes.values.get(item_id, known.get(item_id))
             if item is None:
                 # Its value may be in a fragment that was left out, or a record of others has its key.
-                is_lost = self._damaged or item_id in tail.values or id_key(encoding.VALUE, item_id) in tail.displaced
+                value_key = id_key(encoding.VALUE, item_id)
+                is_lost = self._damaged or item_id in changes.values or value_key in changes.displaced
                 if record is not None and not is_lost:
                     message = f"queue {self._url}: item {item_id}: expected a value beside its state, found none"
                     raise CorruptError(message)
@@ -431,51 +453,14 @@ class QueueLoader:
             elif record.kind == encoding.LEASED:
                 state.hold(Lease(row, priority, record.until_ms, record.token))
             else:
-                state.dead[item_id] = Buried(row, priority)
+                state.dead[item_id] = DeadLetter(row, priority)
 
 
-def _item(item_id: int, tail: _Tail, known: Known | None) -> Known | None:
-    """Return an item from its newest value, None when it was removed."""
-    if item_id not in tail.values:
-        return known
-    value = tail.values[item_id]
-    if value is None:
-        return None
-    header = value.header
-    row = Row(header.deadline_ms, item_id, value.offset, value.length, 0, header.enqueued_ms, NEVER)
-    return Known(row, header.priority, header.dedupe_key)
-
-
-def _is_of_item(key: bytes) -> bool:
-    return key[:1] in _OF_ITEMS and len(key) == ID_KEY_BYTES
-
-
-def _take_item(key: bytes, body: bytes | None, offset: int, tail: _Tail, meta: Meta) -> bool:
-    """Take note of an item's value or state; return whether it is one. None has an id above the last one."""
-    item_id = id_of(key)
-    if not _is_of_item(key) or not 0 < item_id <= meta.last_id:
-        return False
-    try:
-        if key[:1] == encoding.STATE:
-            # In the order of their newest records, as the dead letters are listed.
-            state = None if body is None else state_record(body, "")
-            tail.states.pop(item_id, None)
-            tail.states[item_id] = state
-        elif body is None:
-            tail.values[item_id] = None
-        else:
-            header = value_header(body, meta.created_ms, "")
-            tail.values[item_id] = _Value(offset, len(body) - header.length, header)
-    except CorruptError:
-        # It was read as it was written, and no queue wrote it.
-        return False
-    return True
-
-
-# Small enough to read one for a few values; a tombstone is needed no longer than a load of the queue takes.
-_FRAGMENT_BYTES = 2 * 2**20
+# Fragments of key compaction: small enough to read one for a few values.
+_FRAGMENT_BYTES = 2 * MIB
+# Tombstones stay for as long as a load of the queue may take.
 _DELETE_RETENTION_S = 60 * 60
-# Else the lists of what passes dropped would soon take more than the queue.
+# Receipts stay for a day: longer, the lists of what passes dropped would take more than the queue.
 _RECEIPT_RETENTION_S = 24 * 60 * 60
 
 
@@ -535,3 +520,90 @@ def _compacted(policy: Policy) -> Policy:
         delete_retention_s=_DELETE_RETENTION_S,
         receipt_retention_s=_RECEIPT_RETENTION_S,
     )
+
+
+# ------------------------------------------------------------------ reads that leave the queue to its broker
+
+_CACHE_BYTES = 64 * MIB
+# The checks of what names a queue, for every function that takes one.
+OF_QUEUE: dict[str, Check] = {"store": a_store, "log": check_log_name, "runtime": optional(a_runtime)}
+
+
+@checked(**OF_QUEUE)
+def is_queue(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> bool:
+    """Tell whether a log is a queue, by its cursor: one GET."""
+    witness = CursorStore(store, log, runtime=runtime).load(QUEUE_CURSOR)
+    return witness is not None and witness.cursor.may_be_of(Owner.QUEUE)
+
+
+@checked(**OF_QUEUE)
+def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueStats:
+    """Return what a queue holds, by its log as of now; no call is known to wait. LogNotFoundError, as ``open``.
+
+    Reads the newest checkpoint and all that came after it. An item whose lease has ended counts as leased until its
+    broker takes it back.
+    """
+    runtime = runtime or shared_runtime()
+    loaded = _load(QueueLoader(store, log, ReaderOptions(), runtime))
+    return loaded.state.stats(max(loaded.meta.now_ms, wall_us(runtime) // US_PER_MS), 0)
+
+
+@checked(**OF_QUEUE)
+def read_queue_definition(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueDefinition:
+    """Return what holds for a queue's items, by its log as of now."""
+    return _load(QueueLoader(store, log, ReaderOptions(), runtime or shared_runtime())).state.definition
+
+
+@checked(**OF_QUEUE, item_id=integer)
+def read_queue_item(store: ObjectStore, log: str, item_id: int, *, runtime: Runtime | None = None) -> ItemStats:
+    """Return what is known of an item, as ``DelayQueue.item`` does, by the queue's log as of now."""
+    return _load(QueueLoader(store, log, ReaderOptions(), runtime or shared_runtime())).state.item_stats(item_id)
+
+
+@checked(**OF_QUEUE, count=positive, bytes_max=optional(positive))
+def read_queue_head(
+    store: ObjectStore, log: str, count: int = 1, *, bytes_max: int | None = None, runtime: Runtime | None = None
+) -> list[Peeked]:
+    """Return the pending items that come first, as ``DelayQueue.peek`` does, by the queue's log as of now."""
+    return _read_items(store, log, lambda state: fitting(state.head(count), bytes_max), runtime)
+
+
+@checked(**OF_QUEUE, count=positive, after=integer, bytes_max=optional(positive))
+def read_queue_dead(
+    store: ObjectStore,
+    log: str,
+    count: int = 100,
+    *,
+    after: int = 0,
+    bytes_max: int | None = None,
+    runtime: Runtime | None = None,
+) -> list[Peeked]:
+    """Return dead letters by rising ids, as ``DelayQueue.dead`` does, by the queue's log as of now."""
+    return _read_items(store, log, lambda state: fitting(state.dead_letters(count, after), bytes_max), runtime)
+
+
+def _load(loader: QueueLoader) -> LoadedQueue:
+    with expecting_a_queue():
+        return loader.load()
+
+
+def _read_items(
+    store: ObjectStore,
+    log: str,
+    choose: Callable[[QueueState], Sequence[tuple[Row, int]]],
+    runtime: Runtime | None,
+) -> list[Peeked]:
+    runtime = runtime or shared_runtime()
+    loader = QueueLoader(store, log, ReaderOptions(), runtime)
+    found = ""
+    while True:
+        state = _load(loader).state
+        wanted = peeked(choose(state))
+        values = ValueCache(loader.reader, _CACHE_BYTES, runtime, f"{store.url}/{log}")
+        try:
+            return [wanted.make(*each) for each in enumerate(values.read(wanted.rows, state.created_ms))]
+        except CorruptError as error:
+            # An item may have been released meanwhile, and its value compacted away. Damage is found again.
+            if str(error) == found:
+                raise
+            found = str(error)

@@ -1,21 +1,347 @@
-"""The operations of a queue that change it, as values: what ``DelayQueue.submit`` takes."""
+"""What callers of a queue give and get: its definition, its items, its operations as values, and their results.
+
+Times are microseconds since the Unix epoch, whole milliseconds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
 
-from wal3_core.arguments import flag, instance_of, integer, make_plain, optional, record_bytes, several, text
-from wal3_core.errors import InvalidRequestError
-from wal3_core.views.queue.definition import QueueDefinition
-from wal3_core.views.queue.items import LEASE_S_MAX, ItemState, NewItem, a_delay, a_time, check_one_time, positive
+from wal3_core.arguments import (
+    flag,
+    instance_of,
+    integer,
+    make_plain,
+    number,
+    optional,
+    record_bytes,
+    several,
+    text,
+    wrong,
+)
+from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.model.strict_json import (
+    INTEGER,
+    Kind,
+    Member,
+    check_format_version,
+    dump_checksummed,
+    dump_members,
+    load_checksummed,
+    read_members,
+)
+from wal3_core.options import MIB, ReaderOptions, View, WriterOptions, check_ranges, of_view
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+PRIORITY_MAX = 255
+DEFAULT_PRIORITY = 100
+DEDUPE_BYTES_MAX = 255
+# The longest lease, 30 days: an item whose worker is gone comes back then.
+LEASE_S_MAX = 30 * 24 * 60 * 60
+# The latest time, in some 30,000 years: sums of times fit 64 bits.
+TIME_US_MAX = 10**18
 
-# What one operation may carry: it becomes part of one fragment.
+
+def a_time(value: object, name: str) -> int:
+    """Take microseconds since the Unix epoch."""
+    plain = integer(value, name)
+    if not 0 <= plain <= TIME_US_MAX:
+        raise wrong(name, "microseconds since the Unix epoch, up to 10**18", value)
+    return plain
+
+
+def a_delay(value: object, name: str) -> float:
+    """Take a number of seconds from 0: not cut to the longest wait, as nothing is due early."""
+    plain = number(value, name)
+    if not 0 <= plain <= TIME_US_MAX / 10**6:
+        raise wrong(name, "a number of seconds from 0 to 10**12", value)
+    return plain
+
+
+def whole_ms(duration_s: float) -> int:
+    """Return a number of seconds in whole milliseconds, rounded up from microseconds: nothing ends or is due early."""
+    return -(-round(duration_s * 1_000_000) // 1000)
+
+
+def positive(value: object, name: str) -> int:
+    """Take an integer from 1."""
+    plain = integer(value, name)
+    if plain < 1:
+        raise wrong(name, "an integer from 1", value)
+    return plain
+
+
+def check_one_time(what: str, deadline_us: int | None, delay_s: float | None) -> None:
+    """Refuse a deadline beside a delay."""
+    if deadline_us is not None and delay_s is not None:
+        message = f"{what}: expected a deadline or a delay, found both"
+        raise InvalidRequestError(message)
+
+
+_FORMAT_VERSION = 1
+MS_PER_S = 1000
+_DEFINITION_BYTES_MAX = 2**16
+_COUNT_MAX = 2**31 - 1
+# The largest value: a record has at most 16 MiB, with its key and a header.
+_VALUE_BYTES_MAX = 8 * MIB
+# What a definition's record holds.
+_STORED = (
+    # An earlier version took longer leases.
+    Member(
+        "lease_ms", Kind(lambda fields, name: min(fields.integer(name) / MS_PER_S, LEASE_S_MAX), whole_ms), "lease_s"
+    ),
+    Member("value_bytes_max", INTEGER),
+    Member("max_deliveries", INTEGER, default=None),
+    Member("items_max", INTEGER, default=None),
+)
+
+
+class _Shown:
+    """A value that programs are shown as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Show as a JSON object."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]  # each is a dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDefinition(_Shown):
+    """What holds for a queue's items.
+
+    A lease lasts ``lease_s`` seconds, 30 days at most, unless the call says otherwise. An item that was handed out
+    ``max_deliveries`` times and comes back goes to the dead letters; None: never. A value has at most
+    ``value_bytes_max`` bytes. A queue that has ``items_max`` items refuses more with QueueFullError; None: never.
+    """
+
+    lease_s: float = 60.0
+    max_deliveries: int | None = None
+    value_bytes_max: int = MIB
+    items_max: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            {
+                "lease_s": (1 / MS_PER_S, LEASE_S_MAX),
+                "max_deliveries": (1, _COUNT_MAX),
+                "value_bytes_max": (1, _VALUE_BYTES_MAX),
+                "items_max": (1, _COUNT_MAX),
+            },
+        )
+        # It is stored in whole milliseconds.
+        object.__setattr__(self, "lease_s", whole_ms(self.lease_s) / MS_PER_S)
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON, with times in milliseconds."""
+        return dump_checksummed({"format_version": _FORMAT_VERSION, **dump_members(self, _STORED)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> QueueDefinition:
+        """Decode; CorruptError names ``what`` when anything is off."""
+        fields = load_checksummed(data, what=what, bytes_max=_DEFINITION_BYTES_MAX)
+        check_format_version(fields, _FORMAT_VERSION)
+        try:
+            definition = cls(**read_members(fields, _STORED))
+        except InvalidRequestError as error:
+            message = f"{what}: expected a queue's definition, found another value: {error}"
+            raise CorruptError(message) from error
+        fields.finish()
+        return definition
+
+
+_OPTION_MAX = 2**63 - 1
+_SECONDS_MAX = 10**9
+# The least that a queue's writer takes: a turn may end with an operation of 10,000 items and 32 MiB, and a checkpoint's
+# part.
+_WRITER_MIN = {"record_bytes_max": 9 * MIB, "fragment_bytes_max": 48 * MIB, "batch_records_max": 50_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Limits of one process that opens a queue.
+
+    Values that were read or enqueued last take at most ``cache_bytes_max`` bytes of memory; those of items due within
+    ``prefetch_s`` seconds are read ahead, ``prefetch_items`` of them. A checkpoint is written when
+    ``checkpoint_records`` records came after the one before, and a quarter as many as there are items; or
+    ``checkpoint_bytes`` bytes, and a quarter of those of all values; or ``checkpoint_fragments`` fragments, and one for
+    each 500 items: a queue is loaded by reading them. Operations of at most ``bytes_waiting_max`` bytes
+    wait for their turn; beyond that callers block. ``writer`` and ``reader`` are the log's; a writer takes records of
+    9 MiB, and 48 MiB or 50,000 of them together.
+    """
+
+    cache_bytes_max: int = 64 * MIB
+    prefetch_items: int = 256
+    prefetch_s: float = 5.0
+    checkpoint_records: int = 100_000
+    checkpoint_bytes: int = 64 * MIB
+    checkpoint_fragments: int = 500
+    bytes_waiting_max: int = 64 * MIB
+    writer: WriterOptions = field(default_factory=lambda: WriterOptions(batch_age_s_max=0))
+    reader: ReaderOptions = field(default_factory=ReaderOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            {
+                "cache_bytes_max": (0, _OPTION_MAX),
+                "prefetch_items": (0, _COUNT_MAX),
+                "prefetch_s": (0, _SECONDS_MAX),
+                "checkpoint_records": (1, _COUNT_MAX),
+                "checkpoint_bytes": (1, _OPTION_MAX),
+                "checkpoint_fragments": (1, _COUNT_MAX),
+                "bytes_waiting_max": (1, _OPTION_MAX),
+            },
+        )
+        object.__setattr__(self, "writer", of_view(self.writer, View.QUEUE))
+        for name, least in _WRITER_MIN.items():
+            found = getattr(self.writer, name)
+            if found < least:
+                message = f"queue options: writer: {name}: expected at least {least}, found {found}"
+                raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """An item to enqueue. It is due at ``deadline_us``, or ``delay_s`` seconds after it is enqueued, or at once.
+
+    Of the items that are due, those of the smallest priority go first, 0 to 255, and of one priority the earliest
+    deadline; of one deadline the first enqueued. While the queue has an item with the same ``dedupe_key``, at most 255
+    bytes, no other one is added.
+    """
+
+    value: bytes
+    deadline_us: int | None = None
+    delay_s: float | None = None
+    priority: int = DEFAULT_PRIORITY
+    dedupe_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(
+            self,
+            value=record_bytes,
+            deadline_us=optional(a_time),
+            delay_s=optional(a_delay),
+            priority=integer,
+            dedupe_key=optional(record_bytes),
+        )
+        check_one_time("item", self.deadline_us, self.delay_s)
+        if not 0 <= self.priority <= PRIORITY_MAX:
+            raise wrong("priority", f"an integer from 0 to {PRIORITY_MAX}", self.priority)
+        if self.dedupe_key is not None and not 1 <= len(self.dedupe_key) <= DEDUPE_BYTES_MAX:
+            message = f"dedupe_key: expected 1 to {DEDUPE_BYTES_MAX} bytes, found {len(self.dedupe_key)}"
+            raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """An item that is in the queue now.
+
+    ``advanced`` says that the deadline asked for lay before that of an item of its priority that was handed out
+    already; it is that one's then. ``duplicate``: an item with the same ``dedupe_key`` is in the queue since earlier,
+    and this is that one. ``dead``: it is among the dead letters; a duplicate of such an item does nothing until that is
+    kicked or purged, and an item that was put back was handed out as often as it may be.
+    """
+
+    id: int
+    deadline_us: int
+    advanced: bool = False
+    duplicate: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """An item that was handed out: the caller's alone until ``lease_until_us``. ``deliveries`` counts this one."""
+
+    id: int
+    token: str
+    value: bytes
+    deadline_us: int
+    priority: int
+    lease_until_us: int
+    deliveries: int
+    enqueued_us: int
+    requeued_us: int | None
+    dedupe_key: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """An item as it waits, or lies among the dead letters."""
+
+    id: int
+    value: bytes
+    deadline_us: int
+    priority: int
+    deliveries: int
+    enqueued_us: int
+    requeued_us: int | None
+
+
+class ItemState(StrEnum):
+    """Where an item is: waiting, due or not; handed out; among the dead letters."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemStats(_Shown):
+    """What is known of an item, without its value."""
+
+    id: int
+    state: ItemState
+    deadline_us: int
+    priority: int
+    enqueued_us: int
+    requeued_us: int | None
+    deliveries: int
+    lease_until_us: int | None
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRepair(_Shown):
+    """What a repair found: how many items got another time, and how many fragments are damaged."""
+
+    retimed: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats(_Shown):
+    """What a queue holds: ``pending`` items, which are ``due`` or ``scheduled``, and those leased and dead.
+
+    ``bytes`` are those of all their values. ``oldest_due_us`` is the earliest deadline of the due items,
+    ``oldest_enqueued_us`` when the oldest item of all was enqueued, and ``next_deadline_us`` the earliest deadline of
+    the scheduled ones. ``waiting`` calls of this process wait for an item. ``strays`` are records of others that were
+    found in the log, since the newest checkpoint or since the queue was opened, the newest at ``stray_offset``;
+    ``damaged`` fragments of it are left out.
+    """
+
+    pending: int
+    due: int
+    scheduled: int
+    leased: int
+    dead: int
+    bytes: int
+    oldest_due_us: int | None
+    oldest_enqueued_us: int | None
+    next_deadline_us: int | None
+    last_id: int
+    waiting: int
+    strays: int = 0
+    stray_offset: int | None = None
+    damaged: int = 0
+
+
+# The items and bytes of one operation: it becomes part of one fragment.
 ITEMS_MAX = 10_000
-BYTES_MAX = 32 * 2**20
+_OPERATION_BYTES_MAX = 32 * MIB
 
 
 def _a_lease_time(value: object, name: str) -> float:
@@ -26,6 +352,16 @@ def _a_lease_time(value: object, name: str) -> float:
     return plain
 
 
+def _a_timeout(value: object, name: str) -> float:
+    return a_delay(min(value, 10**11) if isinstance(value, int | float) else value, name)
+
+
+def _ids(value: object, name: str) -> tuple[int, ...]:
+    """Take ids of items, each once."""
+    several(value, name)
+    return tuple(dict.fromkeys(integer(item_id, "id") for item_id in value))  # type: ignore[attr-defined]  # several
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueue:
     """Add items, all or none: at most 10,000 of them, and 32 MiB. Its result is a list of Enqueued."""
@@ -33,15 +369,14 @@ class Enqueue:
     items: tuple[NewItem, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what one append cannot take."""
         several(self.items, "items")
         object.__setattr__(self, "items", tuple(self.items))
         for item in self.items:
             instance_of(NewItem)(item, "items")
         num_bytes = sum(len(item.value) + len(item.dedupe_key or b"") for item in self.items)
-        if not 1 <= len(self.items) <= ITEMS_MAX or num_bytes > BYTES_MAX:
+        if not 1 <= len(self.items) <= ITEMS_MAX or num_bytes > _OPERATION_BYTES_MAX:
             message = (
-                f"enqueue: expected 1 to {ITEMS_MAX} items of at most {BYTES_MAX} bytes together,"
+                f"enqueue: expected 1 to {ITEMS_MAX} items of at most {_OPERATION_BYTES_MAX} bytes together,"
                 f" found {len(self.items)} items of {num_bytes} bytes"
             )
             raise InvalidRequestError(message)
@@ -61,21 +396,11 @@ class Dequeue:
     bytes_max: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
-        make_plain(
-            self,
-            count=positive,
-            timeout_s=_a_timeout,
-            lease_s=optional(_a_lease_time),
-            bytes_max=optional(positive),
-        )
+        lease_s, bytes_max = optional(_a_lease_time), optional(positive)
+        make_plain(self, count=positive, timeout_s=_a_timeout, lease_s=lease_s, bytes_max=bytes_max)
         if self.count > ITEMS_MAX:
             message = f"dequeue: expected a count of at most {ITEMS_MAX}, found {self.count}"
             raise InvalidRequestError(message)
-
-
-def _a_timeout(value: object, name: str) -> float:
-    return a_delay(min(value, 10**11) if isinstance(value, int | float) else value, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +410,6 @@ class _OfLeases:
     leases: tuple[tuple[int, str], ...]
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
         several(self.leases, "leases")
         plain = []
         for lease in self.leases:
@@ -123,7 +447,6 @@ class Requeue:
     value: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
         make_plain(
             self,
             id=integer,
@@ -144,7 +467,6 @@ class Extend:
     lease_s: float
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
         make_plain(self, id=integer, token=text, lease_s=_a_lease_time)
 
 
@@ -158,9 +480,7 @@ class Reclaim:
     ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
-        several(self.ids, "ids")
-        object.__setattr__(self, "ids", tuple(dict.fromkeys(integer(item_id, "id") for item_id in self.ids)))
+        make_plain(self, ids=_ids)
         if not 1 <= len(self.ids) <= ITEMS_MAX:
             message = f"reclaim: expected 1 to {ITEMS_MAX} items, found {len(self.ids)}"
             raise InvalidRequestError(message)
@@ -174,7 +494,6 @@ class Bury:
     token: str
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
         make_plain(self, id=integer, token=text)
 
 
@@ -189,13 +508,10 @@ class Kick:
     ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type or out of range."""
-        make_plain(self, count=positive)
-        if self.ids is not None:
-            several(self.ids, "ids")
-            object.__setattr__(self, "ids", tuple(dict.fromkeys(integer(item_id, "id") for item_id in self.ids)))
-        if max(self.count, len(self.ids or ())) > ITEMS_MAX:
-            message = f"kick: expected at most {ITEMS_MAX} items, found {max(self.count, len(self.ids or ()))}"
+        make_plain(self, count=positive, ids=optional(_ids))
+        found = max(self.count, len(self.ids or ()))
+        if found > ITEMS_MAX:
+            message = f"kick: expected at most {ITEMS_MAX} items, found {found}"
             raise InvalidRequestError(message)
 
 
@@ -211,7 +527,6 @@ class Purge:
     dead: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
         make_plain(self, pending=flag, leased=flag, dead=flag)
 
     @property
@@ -237,14 +552,7 @@ class Define:
     definition: QueueDefinition
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
         make_plain(self, definition=instance_of(QueueDefinition))
 
 
 Operation = Enqueue | Dequeue | Release | GiveBack | Requeue | Extend | Reclaim | Bury | Kick | Purge | Retime | Define
-
-
-def listed(items: Iterable[NewItem]) -> Enqueue:
-    """Make the operation that adds these items."""
-    several(items, "items")
-    return Enqueue(tuple(items))

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from wal3_core.errors import InvalidRequestError, QueueFullError, StaleTokenError, UnknownItemError
 from wal3_core.views.queue import encoding
 from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, Meta, StateRecord, id_key, state_body, value_body
-from wal3_core.views.queue.items import Enqueued, ItemState, ItemStats, QueueStats, whole_ms
+from wal3_core.views.queue.operations import Enqueued, ItemState, ItemStats, QueueStats, whole_ms
 from wal3_core.views.queue.runs import Pending, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wal3_core.views.queue.definition import QueueDefinition
-    from wal3_core.views.queue.items import NewItem
-    from wal3_core.views.queue.operations import Requeue
+    from wal3_core.views.queue.operations import NewItem, QueueDefinition, Requeue
 
 US_PER_MS = 1000
-# So many ends of leases are kept in any case, whether the leases go on or not.
+# Ends of leases that are kept in any case, whether the leases go on or not.
 _ENDS_MIN = 1024
 
 
@@ -39,14 +37,14 @@ class Lease(NamedTuple):
     jumped_ms: float = 0.0
 
 
-class Buried(NamedTuple):
-    """An item among the dead letters."""
+class DeadLetter(NamedTuple):
+    """An item that is not handed out again."""
 
     row: Row
     priority: int
 
 
-class HeldItems:
+class ItemIndex:
     """The items of a queue. ``floors_ms``: by priority, the latest deadline that was handed out."""
 
     def __init__(self, definition: QueueDefinition, definition_at: int, created_ms: int) -> None:
@@ -59,18 +57,18 @@ class HeldItems:
         self.pending: dict[int, Pending] = {}
         self.leased: dict[int, Lease] = {}
         # In the order in which they were buried.
-        self.dead: dict[int, Buried] = {}
+        self.dead: dict[int, DeadLetter] = {}
         # Only of the items that have one.
         self.dedupe_keys: dict[int, bytes] = {}
         self.ids_by_key: dict[bytes, int] = {}
-        # Of these, when each was due the last time that it was pending.
+        # Deadlines of these, as of the last time that each was pending.
         self._named_due_ms: dict[int, int] = {}
         self.num_bytes = 0
-        # By how much the queue's time has jumped while its broker had it: no lease ends by that.
+        # The sum of the jumps of the queue's time while its broker had it: no lease ends by these.
         self.jumped_ms = 0.0
-        # When leases end, but for what jumped, and of which item; some have ended earlier, or go on.
+        # Ends of leases, but for jumps, and their items; some have ended earlier, or go on.
         self._ends: list[tuple[float, int]] = []
-        # By how much the time had jumped before each lease began, by its token and end: a lease that a turn has ended
+        # Jumps of the time before each lease began, by its token and end: a lease that a turn has ended
         # is back if that turn is not done.
         self._jumped_ms: dict[tuple[bytes, int], float] = {}
         # Records of others that were passed, the offset of the newest, and damaged fragments that were left out.
@@ -120,9 +118,8 @@ class HeldItems:
         lease = self.leased.get(item_id)
         if lease is not None:
             return ItemState.LEASED, lease.row, lease.priority, lease
-        buried = self.dead.get(item_id)
-        if buried is not None:
-            return ItemState.DEAD, buried.row, buried.priority, None
+        if item_id in self.dead:
+            return ItemState.DEAD, *self.dead[item_id], None
         for priority, queue in self.pending.items():
             row = queue.find(item_id)
             if row is not None:
@@ -133,7 +130,7 @@ class HeldItems:
     def move_value(self, row: Row, priority: int) -> None:
         """Take note of another offset of the value of an item that is not leased."""
         if row.id in self.dead:
-            self.dead[row.id] = Buried(row, priority)
+            self.dead[row.id] = DeadLetter(row, priority)
         elif row.id not in self.leased:
             self.pending[priority].move_value(row.id, row.offset)
 
@@ -160,7 +157,7 @@ class HeldItems:
         later = [ms for queue in queues if (ms := queue.deadline_after_ms(now_ms)) is not None]
         enqueued = [ms for queue in queues if (ms := queue.oldest_enqueued_ms()) is not None]
         enqueued += [lease.row.enqueued_ms for lease in self.leased.values()]
-        enqueued += [buried.row.enqueued_ms for buried in self.dead.values()]
+        enqueued += [letter.row.enqueued_ms for letter in self.dead.values()]
         return QueueStats(
             pending=pending,
             due=due,
@@ -187,10 +184,9 @@ class HeldItems:
                 break
         return found
 
-    def letters(self, count: int, after: int) -> list[tuple[Row, int]]:
-        """Return dead letters by rising ids, at most ``count``, with ids above ``after``; each with its priority."""
-        ids = heapq.nsmallest(count, (item_id for item_id in self.dead if item_id > after))
-        return [(self.dead[item_id].row, self.dead[item_id].priority) for item_id in ids]
+    def dead_letters(self, count: int, after: int) -> list[DeadLetter]:
+        """Return dead letters by rising ids, at most ``count``, with ids above ``after``."""
+        return [self.dead[item_id] for item_id in heapq.nsmallest(count, (each for each in self.dead if each > after))]
 
     def next_change_ms(self) -> int | None:
         """Return when the next item is due, or the next lease ends."""
@@ -211,7 +207,7 @@ class HeldItems:
             heapq.heappop(self._ends)
         return None
 
-    def begin_leases(self, jumped_ms: float, earlier: HeldItems | None) -> None:
+    def begin_leases(self, jumped_ms: float, earlier: ItemIndex | None) -> None:
         """Let leases go on by this broker's clock; those that it knew before end when they would have."""
         self.jumped_ms = jumped_ms
         known = {} if earlier is None else earlier._jumped_ms  # noqa: SLF001 - of the same class
@@ -273,18 +269,14 @@ class Turn:
         self.add(encoding.META_KEY, meta.to_bytes())
 
 
-class QueueState(HeldItems):
+class QueueState(ItemIndex):
     """A queue in memory, and its operations."""
 
     def enqueue(self, items: tuple[NewItem, ...], turn: Turn) -> list[Enqueued]:
         """Add items, all or none."""
         limits = self.definition
         for index, item in enumerate(items):
-            if len(item.value) > limits.value_bytes_max:
-                message = (
-                    f"item {index}: expected a value of at most {limits.value_bytes_max} bytes, found {len(item.value)}"
-                )
-                raise InvalidRequestError(message)
+            self._check_size(index, item.value)
         # A difference from the keys of the dictionary would go over all of them.
         new = {item.dedupe_key for item in items if item.dedupe_key not in self.ids_by_key} - {None}
         added = len(new) + sum(item.dedupe_key is None for item in items)
@@ -293,6 +285,11 @@ class QueueState(HeldItems):
             message = f"queue: expected at most {limits.items_max} items, found {len(self)}{dead} and {added} more"
             raise QueueFullError(message)
         return [self._enqueue(item, turn) for item in items]
+
+    def _check_size(self, item: int, value: bytes) -> None:
+        most = self.definition.value_bytes_max
+        if len(value) > most:
+            raise InvalidRequestError(f"item {item}: expected a value of at most {most} bytes, found {len(value)}")
 
     def _enqueue(self, item: NewItem, turn: Turn) -> Enqueued:
         known = None if item.dedupe_key is None else self.ids_by_key.get(item.dedupe_key)
@@ -323,15 +320,19 @@ class QueueState(HeldItems):
         until_ms = turn.now_ms + max(1, whole_ms(lease_s or self.definition.lease_s))
         leases: list[Lease] = []
         for priority in sorted(self.pending):
-            for row in self.pending[priority].take(count - len(leases), turn.now_ms):
+            for row in self._take(priority, count - len(leases), turn.now_ms):
                 row = row._replace(deliveries=row.deliveries + 1)  # noqa: PLW2901 - it is handed out once more
                 self.floors_ms[priority] = row.deadline_ms
                 leases.append(self._lease(Lease(row, priority, until_ms, token(), self.jumped_ms), turn))
-            if not len(self.pending[priority]):
-                del self.pending[priority]
             if len(leases) == count:
                 break
         return leases
+
+    def _take(self, priority: int, count: int, due_ms: int | None = None) -> list[Row]:
+        rows = self.pending[priority].take(count, due_ms)
+        if not len(self.pending[priority]):
+            del self.pending[priority]
+        return rows
 
     def _lease(self, lease: Lease, turn: Turn) -> Lease:
         row = lease.row
@@ -375,12 +376,7 @@ class QueueState(HeldItems):
         row = lease.row
         deadline_ms, advanced = self._deadline(wanted.deadline_us, wanted.delay_s, lease.priority, turn.now_ms)
         if wanted.value is not None:
-            if len(wanted.value) > self.definition.value_bytes_max:
-                message = (
-                    f"item {wanted.id}: expected a value of at most {self.definition.value_bytes_max} bytes,"
-                    f" found {len(wanted.value)}"
-                )
-                raise InvalidRequestError(message)
+            self._check_size(wanted.id, wanted.value)
             dedupe_key = self.dedupe_keys.get(row.id)
             body = value_body(wanted.value, deadline_ms, row.enqueued_ms, self.created_ms, lease.priority, dedupe_key)
             self.num_bytes += len(wanted.value) - row.length
@@ -407,11 +403,10 @@ class QueueState(HeldItems):
             if item_id not in self.leased:
                 message = f"item {item_id}: expected it to be leased, found no lease"
                 raise UnknownItemError(message)
-        return [self._reclaim(self.leased.pop(item_id), turn) for item_id in ids]
-
-    def _reclaim(self, lease: Lease, turn: Turn) -> Enqueued:
-        deadline_ms, _ = self._deadline(None, None, lease.priority, turn.now_ms)
-        return self._put_back(lease.row, deadline_ms, lease.priority, turn)
+        return [
+            self._put_back(row, self._deadline(None, None, priority, turn.now_ms)[0], priority, turn)
+            for row, priority, *_ in map(self.leased.pop, ids)
+        ]
 
     def _put_back(self, row: Row, deadline_ms: int, priority: int, turn: Turn, *, advanced: bool = False) -> Enqueued:
         dead = self._come_back(row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms), priority, turn)
@@ -446,7 +441,7 @@ class QueueState(HeldItems):
 
     def _bury(self, row: Row, priority: int, turn: Turn) -> None:
         self._save(encoding.DEAD, row, turn)
-        self.dead[row.id] = Buried(row, priority)
+        self.dead[row.id] = DeadLetter(row, priority)
 
     def extend(self, item_id: int, token: str, lease_s: float, turn: Turn) -> int:
         """Let a lease end that long from now; return when."""
@@ -514,21 +509,18 @@ class QueueState(HeldItems):
 
     def purge(self, states: Iterable[ItemState], count: int, turn: Turn) -> int:
         """Remove up to ``count`` items of these states; return how many."""
-        removed = 0
-        for row in self._taken(states, count):
+        rows = list(self._taken(states, count))
+        for row in rows:
             self._remove(row, turn)
-            removed += 1
-        return removed
+        return len(rows)
 
     def _taken(self, states: Iterable[ItemState], count: int) -> Iterator[Row]:
         for state in states:
             if state is ItemState.PENDING:
                 for priority in list(self.pending):
-                    rows = self.pending[priority].take(count)
+                    rows = self._take(priority, count)
                     count -= len(rows)
                     yield from rows
-                    if not len(self.pending[priority]):
-                        del self.pending[priority]
             else:
                 held = self.leased if state is ItemState.LEASED else self.dead
                 ids = list(held)[:count]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -47,27 +47,12 @@ class Row(NamedTuple):
     requeued_ms: int
 
 
-class _Run:
-    """A sorted array; the rows before ``begin`` have left."""
+def _first(run: Rows, count: int) -> list[Row]:
+    return [Row(*numbers) for numbers in run[:count].tolist()]
 
-    __slots__ = ("begin", "rows")
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self.begin = 0
-
-    def __len__(self) -> int:
-        return len(self.rows) - self.begin
-
-    @property
-    def left(self) -> Rows:
-        return self.rows[self.begin :]
-
-    def num_due(self, now_ms: int) -> int:
-        return int(np.searchsorted(self.left["deadline_ms"], now_ms, side="right"))
-
-    def first(self, count: int) -> list[Row]:
-        return [Row(*numbers) for numbers in self.rows[self.begin : self.begin + count].tolist()]
+def _num_due(run: Rows, now_ms: int) -> int:
+    return int(np.searchsorted(run["deadline_ms"], now_ms, side="right"))
 
 
 def _sorted(rows: Rows) -> Rows:
@@ -80,7 +65,8 @@ class Pending:
 
     def __init__(self, rows: Rows | None = None) -> None:
         self._recent: list[Row] = []
-        self._runs = [] if rows is None or not len(rows) else [_Run(_sorted(rows))]
+        # Sorted arrays, none of them empty.
+        self._runs: list[Rows] = [] if rows is None or not len(rows) else [_sorted(rows)]
 
     def __len__(self) -> int:
         return len(self._recent) + sum(map(len, self._runs))
@@ -92,17 +78,15 @@ class Pending:
             self._freeze()
 
     def _freeze(self) -> None:
-        rows = np.array(self._recent, dtype=DTYPE)
+        self._runs.append(_sorted(np.array(self._recent, dtype=DTYPE)))
         self._recent = []
-        self._runs = [run for run in self._runs if len(run)]
-        self._runs.append(_Run(_sorted(rows)))
         while len(self._runs) > 1 and len(self._runs[-2]) < _GROWTH * len(self._runs[-1]):
             last, before = self._runs.pop(), self._runs.pop()
-            self._runs.append(_Run(_sorted(np.concatenate([before.left, last.left]))))
+            self._runs.append(_sorted(np.concatenate([before, last])))
 
     def head(self, count: int, due_ms: int | None = None) -> list[Row]:
         """Return the first items, of those due if a time is given."""
-        heads = [run.first(count) for run in self._runs if len(run)]
+        heads = [_first(run, count) for run in self._runs]
         heads.append(heapq.nsmallest(count, self._recent) if count > 1 else self._recent[:1])
         merged = heads[0] if len(heads) == 1 else list(heapq.merge(*heads))
         return [row for row in merged[:count] if due_ms is None or row.deadline_ms <= due_ms]
@@ -115,10 +99,11 @@ class Pending:
         last = taken[-1]
         while self._recent and self._recent[0] <= last:
             heapq.heappop(self._recent)
-        for run in self._runs:
-            run.begin += bisect.bisect_right(run.first(len(taken)), last)
-        self._runs = [run for run in self._runs if len(run)]
+        self._keep(run[bisect.bisect_right(_first(run, len(taken)), last) :] for run in self._runs)
         return taken
+
+    def _keep(self, runs: Iterable[Rows]) -> None:
+        self._runs = [run for run in runs if len(run)]
 
     def take_late(self, count: int, now_ms: int, was_ms: int) -> list[Row]:
         """Remove up to ``count`` items that have their deadlines because the time was ``was_ms``, and is another.
@@ -128,16 +113,17 @@ class Pending:
         taken: list[Row] = []
         if self._recent:
             self._freeze()
-        for run in self._runs:
-            rows = run.left
+        left: list[Rows] = []
+        for rows in self._runs:
             since_ms = np.where(rows["requeued_ms"] < 0, rows["enqueued_ms"], rows["requeued_ms"])
             came_back = (rows["deliveries"] > 0) & (now_ms < rows["deadline_ms"]) & (rows["deadline_ms"] <= was_ms)
             # Those that were taken before.
             came_back &= rows["requeued_ms"] != now_ms
             late = ((since_ms > now_ms) & (rows["deadline_ms"] >= since_ms)) | came_back
             places = np.flatnonzero(late)[: count - len(taken)]
-            taken += [Row(*numbers) for numbers in rows[places].tolist()]
-            run.rows, run.begin = np.delete(rows, places), 0
+            taken += _first(rows[places], len(places))
+            left.append(np.delete(rows, places))
+        self._keep(left)
         return taken
 
     def next_deadline_ms(self) -> int | None:
@@ -149,14 +135,14 @@ class Pending:
         """Return the earliest deadline later than a time."""
         found = [row.deadline_ms for row in self._recent if row.deadline_ms > now_ms]
         for run in self._runs:
-            due = run.num_due(now_ms)
+            due = _num_due(run, now_ms)
             if due < len(run):
-                found.append(int(run.left["deadline_ms"][due]))
+                found.append(int(run["deadline_ms"][due]))
         return min(found, default=None)
 
     def num_due(self, now_ms: int) -> int:
         """Count the items with a deadline up to a time."""
-        return sum(row.deadline_ms <= now_ms for row in self._recent) + sum(run.num_due(now_ms) for run in self._runs)
+        return sum(row.deadline_ms <= now_ms for row in self._recent) + sum(_num_due(run, now_ms) for run in self._runs)
 
     def find(self, item_id: int) -> Row | None:
         """Look an item up by its id: a pass over all."""
@@ -164,28 +150,28 @@ class Pending:
             if row.id == item_id:
                 return row
         for run in self._runs:
-            found = np.flatnonzero(run.left["id"] == item_id)
-            if len(found):
-                return Row(*run.left[int(found[0])].tolist())
+            found = _first(run[run["id"] == item_id], 1)
+            if found:
+                return found[0]
         return None
 
     def move_value(self, item_id: int, offset: int) -> None:
-        """Take note of another offset of an item's value: a pass over all."""
+        """Set the offset of an item's value: a pass over all."""
         for index, row in enumerate(self._recent):
             if row.id == item_id:
                 # No two items have one deadline and one id: the offset has no part in their order.
                 self._recent[index] = row._replace(offset=offset)
         for run in self._runs:
-            run.left["offset"][run.left["id"] == item_id] = offset
+            run["offset"][run["id"] == item_id] = offset
 
     def oldest_enqueued_ms(self) -> int | None:
         """Return when the oldest item was enqueued."""
         found = [row.enqueued_ms for row in self._recent]
-        found += [int(run.left["enqueued_ms"].min()) for run in self._runs if len(run)]
+        found += [int(run["enqueued_ms"].min()) for run in self._runs]
         return min(found, default=None)
 
     def arrays(self) -> Iterator[Rows]:
         """Go through all items, in arrays that do not change."""
         if self._recent:
             yield np.array(self._recent, dtype=DTYPE)
-        yield from (run.left for run in self._runs)
+        yield from self._runs

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from wal3_core.views.queue.operations import Dequeue, Operation
     from wal3_core.views.queue.queue_state import QueueState
 
-# What an operation takes besides its values.
+# The memory of an operation, besides its values.
 _OPERATION_BYTES = 512
-# How long one wait lasts at most; a topic is forgotten when it was not used for long.
+# The longest single wait: a topic that was not used for longer is forgotten.
 _SLICE_S = 10.0
-# How often those who wait are all looked at, whether any has waited enough or not.
-_LOOK_S = 1.0
+# The pause between two passes over all who wait, whether any has waited enough or not.
+_SCAN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A question about the queue; its answer is given when all that it shows is durable."""
+class Query:
+    """A read of the queue; its result is given when all that it shows is durable."""
 
-    ask: Callable[[QueueState, int], Any]
+    read: Callable[[QueueState, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class QueuedCall:
     """An operation and the future of its result."""
 
-    operation: Operation | Look
+    operation: Operation | Query
     future: Future[Any]
     num_bytes: int
-    # Of one that goes on for several turns: what it has done by earlier ones, and the time that it sets.
+    # The state of one that goes on for several turns: what it has done by earlier ones, and the time that it sets.
     num_removed: int = 0
     at_ms: int | None = None
 
@@ -62,11 +62,12 @@ class Line:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._waiters: deque[Waiter] = deque()
-        # Before then, none has waited enough; and when all were last looked at, which takes long of many.
+        # The earliest end of a wait.
         self._until_s = math.inf
-        self._looked_s = 0.0
+        # The time of the last pass over all, which takes long of many.
+        self._scanned_s = 0.0
         self._num_joined = 0
-        # Who has left in the turn that is under way.
+        # Those that have left in the turn that is under way.
         self._left: list[Waiter] = []
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Line:
     def over(self, *, last: bool) -> list[Waiter]:
         """Take those out who have waited enough, with the ``last`` turn all, and now and then those who gave up."""
         now_s = self._runtime.monotonic_s()
-        if not last and now_s < min(self._until_s, self._looked_s + _LOOK_S):
+        if not last and now_s < min(self._until_s, self._scanned_s + _SCAN_S):
             return []
         over = [each for each in self._waiters if last or each.until_s <= now_s or each.future.cancelled()]
         if over:
@@ -119,7 +120,7 @@ class Line:
             self._waiters = deque(each for each in self._waiters if id(each) not in gone)
             self._left += over
         self._until_s = min((each.until_s for each in self._waiters), default=math.inf)
-        self._looked_s = now_s
+        self._scanned_s = now_s
         return over
 
 
@@ -135,10 +136,10 @@ class Inbox:
         self._url = url
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[QueuedCall] = deque()
         self._num_bytes = 0
         self._closed: Exception | None = None
-        # What the broker awaits, and what callers await when there is no room.
+        # The topics that the broker awaits, and that callers await when there is no room.
         name = f"queue {url} {runtime.token()}"
         self._news, self._room = f"{name} news", f"{name} room"
 
@@ -153,10 +154,10 @@ class Inbox:
         if self._lock.owned():
             raise reentered(f"queue {self._url}")
 
-    def put(self, operation: Operation | Look, timeout_s: float | None) -> Future[Any]:
+    def put(self, operation: Operation | Query, timeout_s: float | None) -> Future[Any]:
         """Add an operation; block while too many bytes wait, ``timeout_s`` seconds at most: then OverloadedError."""
         self.check_reentry()
-        call = Call(operation, CancellableOutcome(), _size(operation))
+        call = QueuedCall(operation, CancellableOutcome(), _size(operation))
         since_s = self._runtime.monotonic_s()
         version = -1
         while not self._add(call):
@@ -166,15 +167,15 @@ class Inbox:
             if left_s <= 0:
                 message = f"queue {self._url}: expected at most {self._bytes_max} bytes to wait, found more"
                 raise OverloadedError(message)
-            # The first look only learns the version.
+            # The first wait only learns the version.
             version = self._runtime.await_topic(self._room, version, 0.0 if version < 0 else left_s)
         self._runtime.publish(self._news)
         return call.future
 
-    def _add(self, call: Call) -> bool:
+    def _add(self, call: QueuedCall) -> bool:
         with self._lock:
             if self._closed is not None:
-                # Of one that is raised again and again, each frame would be kept.
+                # Each frame of an error that is raised again and again would be kept.
                 raise self._closed.with_traceback(None)
             is_full = self._calls and self._num_bytes + call.num_bytes > self._bytes_max
             if is_full and not self._taken_here():
@@ -183,7 +184,7 @@ class Inbox:
             self._num_bytes += call.num_bytes
             return True
 
-    def take(self, timeout_s: float | None) -> list[Call]:
+    def take(self, timeout_s: float | None) -> list[QueuedCall]:
         """Return what waits, after at most ``timeout_s`` seconds; at once when it is closed."""
         version = self._runtime.await_topic(self._news, -1, 0.0)
         calls = self._take()
@@ -192,13 +193,13 @@ class Inbox:
         self._runtime.await_topic(self._news, version, _SLICE_S if timeout_s is None else timeout_s)
         return self._take()
 
-    def _take(self) -> list[Call]:
+    def _take(self) -> list[QueuedCall]:
         with self._lock:
             calls = list(self._calls)
             self._calls.clear()
             return calls
 
-    def put_back(self, calls: list[Call]) -> None:
+    def put_back(self, calls: list[QueuedCall]) -> None:
         """Return calls that had no room in this turn, to be the first of the next one."""
         with self._lock:
             self._calls.extendleft(reversed(calls))
@@ -222,7 +223,7 @@ class Inbox:
         self._runtime.publish(self._room)
 
 
-def _size(operation: Operation | Look) -> int:
+def _size(operation: Operation | Query) -> int:
     match operation:
         case Enqueue(items=items):
             return sum(_OPERATION_BYTES + len(item.value) for item in items)
