@@ -204,8 +204,11 @@ class S3Keys:
             yield from self._account.client().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, **asked)
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            kind = StoreDeniedError if status in _REFUSED else UnavailableError
-            raise kind(self._failure(asked["Prefix"], error), slow_down=status in _SLOW_DOWN) from error
+            failure = self._failure(asked["Prefix"], error)
+            if status in _REFUSED:
+                no_bucket = error.response.get("Error", {}).get("Code") == "NoSuchBucket"
+                raise StoreDeniedError(failure, no_bucket=no_bucket) from error
+            raise UnavailableError(failure, slow_down=status in _SLOW_DOWN) from error
         except BotoCoreError as error:
             raise UnavailableError(self._failure(asked["Prefix"], error)) from error
 
