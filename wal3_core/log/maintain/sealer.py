@@ -22,11 +22,12 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
+from wal3_core.log.belongings import WITHOUT_SUCCESSOR, take_cursors, take_manifest, why_no_successor
 from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
 from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
+from wal3_core.model.cursor import Owner
 from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
@@ -221,9 +222,9 @@ def _check_successor(log: str, successor: str) -> None:
 def _check_goes_on(store: ObjectStore, log: str, log_id: LogId, runtime: Runtime) -> None:
     """Refuse a successor to a log that could not go on in it."""
     cursors = CursorStore(store, log, runtime=runtime, log_id=log_id).list()
-    why = refuses(Operation.MIGRATE, {name: each.cursor for name, each in cursors.items()})
+    why = why_no_successor({name: each.cursor for name, each in cursors.items()})
     if why is None and is_dirty_log(log):
-        why = TABLE[Operation.MIGRATE][Thing.ROLLUP].why
+        why = WITHOUT_SUCCESSOR[Owner.ROLLUP]
     if why is not None:
         message = f"log {log}: expected one that can go on in a successor, found {why}"
         raise InvalidRequestError(message)
@@ -281,10 +282,8 @@ class _Beginning:
         first = bounded(sealed.next, self._ending.changed_us(), CLOCK_AHEAD_S_MAX)
         policy = PolicyStore(self._store, self._log, runtime=self._runtime, log_id=life).saved()
         found = self._cursors()
-        claim.write_documents(take_cursors(Operation.MIGRATE, found, first.position, first.position), policy)
-        begun = take_manifest(
-            Operation.MIGRATE, sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name()
-        )
+        claim.write_documents(take_cursors(found, first.position, first.position, migrates=True), policy)
+        begun = take_manifest(sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name(), migrates=True)
         claim.finish(replace(begun, first=first, next=first))
 
     def _cursors(self) -> dict[str, Cursor]:

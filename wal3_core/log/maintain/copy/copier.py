@@ -21,11 +21,11 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.log.belongings import take_cursors, take_manifest
 from wal3_core.log.maintain.copy.cursors import load_cursors
 from wal3_core.log.maintain.copy.parts import CopiedPart, read_checked
 from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.belongings import Operation, take_cursors, take_manifest
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
@@ -216,7 +216,7 @@ class _Copying:
 
     def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
         manifest = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(pin.manifest, manifest, from_offset) if with_cursors else {}
+        cursors = self._cursors_within(pin.manifest, manifest) if with_cursors else {}
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _Plan(name, pin, manifest, cursors, terms)
 
@@ -271,7 +271,7 @@ class _Copying:
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
-        copied = take_manifest(Operation.COPY, source, policy, log_id=claim.log_id, writer=source.writer)
+        copied = take_manifest(source, policy, log_id=claim.log_id, writer=source.writer)
         if not pointers:
             # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
@@ -332,12 +332,11 @@ class _Copying:
 
     # ------------------------------------------------------------------ documents
 
-    def _cursors_within(self, pinned: Manifest, copied: Manifest, from_offset: int | None) -> dict[str, Cursor]:
+    def _cursors_within(self, pinned: Manifest, copied: Manifest) -> dict[str, Cursor]:
         """Load the source's cursors that the copy can have; named appends may lie in the part that is not copied."""
         source, first, limit = self._source, copied.first.position, copied.next.position
         cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=pinned.log_id)
-        operation = Operation.COPY if from_offset is None else Operation.COPY_FROM
-        return take_cursors(operation, load_cursors(cursors, pinned, self._snapshots), first, limit)
+        return take_cursors(load_cursors(cursors, pinned, self._snapshots), first, limit)
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""
