@@ -21,7 +21,7 @@ from wal3_core.views.queue import DelayQueue, Dequeue, Enqueue, NewItem, Purge, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 ALWAYS = 1_000_000
 

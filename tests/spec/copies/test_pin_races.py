@@ -22,7 +22,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

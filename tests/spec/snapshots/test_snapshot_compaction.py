@@ -28,8 +28,8 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core import MemoryStore
     from wal3_core.model.snapshot import Pointer, Snapshot
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 # The snapshot options the log was written with, and those it is repacked to.
