@@ -285,7 +285,7 @@ def grow(store: ObjectStore, count: int) -> None:
         manifest = manifest.apply_fragments(Epoch(1, token, FragmentSeqNo(1)), [pointer])
         while (roll := plan_roll(manifest, options)) is not None:
             snapshot = build_snapshot(roll, manifest, snapshots.load)
-            manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll.replaced)
+            manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

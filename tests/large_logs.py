@@ -73,7 +73,7 @@ class Grower:
     def _rolled(self, manifest: Manifest) -> Manifest:
         while (roll := plan_roll(manifest, self._tree)) is not None:
             snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-            manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
+            manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll)
         return manifest
 
     def _pointers(self, entry: Epoch, place: Boundary) -> Iterator[FragmentPointer]:

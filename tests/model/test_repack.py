@@ -334,7 +334,7 @@ def test_nodes_are_half_full_and_end_with_an_interval_where_one_ends_within_reac
     manifest = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=HOUR_US)
     fragments = fragment_run(manifest, [(step_us, 1) for step_us in steps_us]).fragments
 
-    nodes = pack(fragments, full, HOUR_US)
+    nodes = list(pack(fragments, full, HOUR_US))
 
     assert [fragment for node in nodes for fragment in node] == list(fragments)
     for node in nodes:

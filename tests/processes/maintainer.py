@@ -78,7 +78,7 @@ class Maintainer:
                 if roll is None:
                     return None
                 snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-                return manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
+                return manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll)
             case "fence":
                 return replace(manifest, fence=manifest.fence + 1)
             case "generation":

@@ -116,11 +116,11 @@ def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG
     base = manifests.load()
     manifest = base.manifest
     while (planned := plan_roll(manifest, options)) is not None:
-        last = planned.replaced[-1]
+        last = planned[-1]
         if isinstance(last, SnapshotPointer) and last.depth > 1:
             break
         snapshot = trees.write(build_snapshot(planned, manifest, trees.load), QUICK)
-        manifest = manifest.apply_snapshot(snapshot, planned.replaced)
+        manifest = manifest.apply_snapshot(snapshot, planned)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -34,6 +34,8 @@ class FragmentPointer(Stored):
     num_records: int
     continues: bool = False
 
+    # That of a snapshot of fragments is 1.
+    depth: ClassVar[int] = 0
     MEMBERS = (
         Member("path", TEXT),
         Member("first_seq_no", INTEGER, like="seq_no"),
@@ -45,11 +47,6 @@ class FragmentPointer(Stored):
         Member("num_records", INTEGER),
         Member("continues", SET, default=False),
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that are not integers: true would be taken for 1, and written as true."""
-        if not type(self.seq_no) is type(self.first_seq_no) is type(self.num_bytes) is type(self.num_records) is int:
-            make_plain(self, first_seq_no=integer, seq_no=integer, num_bytes=integer, num_records=integer)
 
     @property
     def compacted(self) -> bool:

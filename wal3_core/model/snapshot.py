@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
@@ -62,13 +61,6 @@ class SnapshotPointer(Stored):
         Member("num_bytes", INTEGER),
         Member("num_records", INTEGER),
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that are not integers: true would be taken for 1, and written as true."""
-        plain = type(self.depth) is type(self.num_pointers) is type(self.first_seq_no) is type(self.last_seq_no) is int
-        if not (plain and type(self.num_bytes) is type(self.num_records) is int):
-            make_plain(self, depth=integer, num_pointers=integer, first_seq_no=integer, last_seq_no=integer)
-            make_plain(self, num_bytes=integer, num_records=integer)
 
     def check_stored(self, what: str) -> None:
         """Refuse a path of another setsum."""
@@ -134,8 +126,12 @@ class Snapshot:
     @property
     def depth(self) -> int:
         """Levels down to the fragments."""
-        first = self.pointers[0]
-        return 1 if isinstance(first, FragmentPointer) else first.depth + 1
+        return self.pointers[0].depth + 1
+
+    @property
+    def pointer(self) -> SnapshotPointer:
+        """The pointer to it."""
+        return self.pointer_to(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """Encode; the name covers the bytes, so they carry no checksum of their own."""
@@ -197,7 +193,7 @@ class Snapshot:
 
     def check(self, what: str) -> None:
         """Refuse an empty snapshot, one that mixes levels, or one with gaps."""
-        depths = {pointer.depth if isinstance(pointer, SnapshotPointer) else 0 for pointer in self.pointers}
+        depths = {pointer.depth for pointer in self.pointers}
         if len(depths) != 1 or self.depth > DEPTH_MAX:
             message = (
                 f"{what}: expected pointers to fragments, or to snapshots of one depth below {DEPTH_MAX},"

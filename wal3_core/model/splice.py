@@ -120,7 +120,7 @@ class _Splicer:
 
     def _changed(self, siblings: Sequence[Pointer], inside: Sequence[Replacement]) -> Sequence[Pointer]:
         """Make replacements that connect siblings, packed into nodes of the greatest depth among these."""
-        depth = max(map(_depth, siblings))
+        depth = max(sibling.depth for sibling in siblings)
         if depth == 0:
             return self._replaced(siblings, inside)
         below: list[Pointer] = []
@@ -152,18 +152,12 @@ class _Splicer:
 
     def _packed(self, pointers: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
         for node in pack(pointers, capacity(self._options, depth), self._options.gc_interval_s * US_PER_S):
-            snapshot = Snapshot(node, self._manifest.fence, self._manifest.log_id)
-            self.written.append(snapshot)
-            yield snapshot.pointer_to(snapshot.to_bytes())
-
-
-def _depth(pointer: Pointer) -> int:
-    return pointer.depth if isinstance(pointer, SnapshotPointer) else 0
+            self.written.append(self._manifest.snapshot_of(node))
+            yield self.written[-1].pointer
 
 
 def _lies_above(level: int, pointer: Pointer) -> bool:
-    """Whether the pointer has at least this depth."""
-    return _depth(pointer) >= level
+    return pointer.depth >= level
 
 
 def _clusters(

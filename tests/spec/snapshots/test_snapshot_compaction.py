@@ -56,7 +56,7 @@ def write(store: ObjectStore) -> None:
     manifest = base.manifest
     while (roll := plan_roll(manifest, BEFORE)) is not None:
         snapshot = trees.write(build_snapshot(roll, manifest, trees.load), RetryOptions())
-        manifest = manifest.apply_snapshot(snapshot, roll.replaced)
+        manifest = manifest.apply_snapshot(snapshot, roll)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

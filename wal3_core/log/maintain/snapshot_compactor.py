@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.paths import MANIFEST, check_log_name
-from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
+from wal3_core.model.repack import Repack, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
+    from wal3_core.model.tree import Rewrite
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -115,7 +116,7 @@ class _Taken:
 
     base: Installed
     repack: Repack
-    repacked: Repacked
+    repacked: Rewrite
 
     def added_to(self, done: SnapshotCompactionReport) -> SnapshotCompactionReport:
         return replace(
@@ -223,7 +224,7 @@ class SnapshotCompactor:
         outcome = self._install(base, repacked)
         return _Taken(outcome, repack, repacked) if isinstance(outcome, Installed) else outcome
 
-    def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
+    def _build(self, repack: Repack, manifest: Manifest) -> Rewrite:
         needed = (*repack.opened, *repack.above)
         # At the same time, as each is small and far away.
         loaded = map_ahead(
@@ -239,7 +240,7 @@ class SnapshotCompactor:
         for _ in map_ahead(self._runtime, write, written, count=self._options.requests_ahead, share=self._share):
             pass
 
-    def _install(self, base: Installed, repacked: Repacked) -> Installed | _Overtaken:
+    def _install(self, base: Installed, repacked: Rewrite) -> Installed | _Overtaken:
         """Change the manifest by CAS, as long as it holds what is replaced, under the same fence."""
         fence = base.manifest.fence
         for _ in range(self._options.rebases_max):
