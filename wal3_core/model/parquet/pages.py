@@ -84,17 +84,6 @@ class Footer:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """The expanded size of a file's pages and records, and the numbers of the columns with a dictionary.
-
-    A value in a dictionary is counted once here, however often the column repeats it.
-    """
-
-    num_bytes: int
-    dictionaries: frozenset[int]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Page:
     dictionary: bool
@@ -161,10 +150,11 @@ def measure(
     what: str,
     expanded_bytes_max: int,
     encodings: frozenset[int] = PLAIN_OR_DICTIONARY,
-) -> Expansion:
+) -> tuple[int, set[int]]:
     """Read every page's header; CorruptError when the pages expand beyond the limit, or contradict the footer.
 
-    Reads no more than ``PAGES_MAX`` headers, and nothing else of the file.
+    Reads no more than ``PAGES_MAX`` headers, and nothing else of the file. Returns the expanded size of the pages and
+    records, and the numbers of the columns with a dictionary; each value in one is counted once.
     """
     num_bytes, num_pages = footer.num_records * RECORD_BYTES, 0
     check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
@@ -186,7 +176,7 @@ def measure(
                 f" found {num_values} in those of column {chunk.column}"
             )
             raise unreadable(what, detail)
-    return Expansion(num_bytes, frozenset(dictionaries))
+    return num_bytes, dictionaries
 
 
 def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> None:
