@@ -152,48 +152,38 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """The store's URL."""
         return self._store.url
 
     @property
     def share(self) -> Share:
-        """Whose work a request is."""
         return share_of(self._store)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
         return self._sent("read", path, lambda: self._store.read(self._at(path), start=start, length=length))
 
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
     ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
         return self._sent(
             "get", path, lambda: self._store.get(self._at(path), if_none_match=if_none_match, length_max=length_max)
         )
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
         return self._sent("create", path, lambda: self._store.create(self._at(path), data))
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
         return self._sent("replace", path, lambda: self._store.replace(self._at(path), data, etag))
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
         return self._sent("head", path, lambda: self._store.head(self._at(path)))
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         return self._store.list_objects(folder, start_after=start_after)
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
         return self._sent("list", folder, lambda: self._store.list_folders(folder))
 
     def delete(self, path: str) -> None:
-        """Remove an object."""
         self._sent("delete", path, lambda: self._store.delete(self._at(path)))
 
     def _at(self, path: str) -> str:
@@ -231,18 +221,15 @@ class FolderStore(StoreWrapper):
         return Share(whole.store, whole.log or self._named) if isinstance(self._named, str) else whole
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
         found = self._store.head(self._folder + path)
         return None if found is None else self._inside(found)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         after = self._folder + start_after if start_after else ""
         for found in self._store.list_objects(self._folder + folder, start_after=after):
             yield self._inside(found)
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
         return [found.removeprefix(self._folder) for found in self._store.list_folders(self._folder + folder)]
 
     def _at(self, path: str) -> str:

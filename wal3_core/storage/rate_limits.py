@@ -364,7 +364,6 @@ class ThrottledStore(StoreWrapper):
         return {each.kind: each.stats() for each in (self._writes, self._reads) if each is not None}
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         listing = iter(self._store.list_objects(folder, start_after=start_after))
         more = True
         while more:
@@ -442,13 +441,11 @@ class RateLimitedStore(StoreWrapper):
         self._rate = rate
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
         found = self._store.read(path, start=start, length=length)
         self._rate.pay(len(found or b""))
         return found
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
         outcome = self._store.create(path, data)
         # One without an answer is tried again first: its caller has only so much time.
         if isinstance(outcome, Done):
