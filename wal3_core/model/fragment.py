@@ -11,7 +11,7 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import SETSUM, Setsum
 from wal3_core.model.strict_json import INTEGER, SET, TEXT, Member, Stored, nested
 
-# Far more than any writer's options allow; a read asks for at most this many bytes.
+# The size of a fragment's file, far above what any writer's options allow; a read asks for no more.
 BYTES_MAX = 2**32
 
 

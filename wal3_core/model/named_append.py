@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
 
-# What a cursor remembers: older appends are forgotten.
+# The appends that a cursor remembers: older ones are forgotten.
 NAMED_APPENDS_MAX = 16
 SERIES_LENGTH_MAX = 200
-# Of a token's sixteen digits, those that name the append; the others are random, so that no path is used again.
+# The digits of a token's sixteen that name the append; the others are random, so that no path is used again.
 NAMING_DIGITS = 12
 _NAMING = re.compile(rf"[0-9a-f]{{{NAMING_DIGITS}}}", re.ASCII)
 

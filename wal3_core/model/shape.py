@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.options import SnapshotOptions
 
-# More than this, and rolls fail: they leave some forty in a manifest at most, however large the log is.
+# A manifest's pointers: with more, rolls fail. They leave some forty at most, however large the log is.
 UNROLLED_POINTERS = 100
 
 

@@ -46,20 +46,20 @@ T = TypeVar("T")
 _RACERS = 8
 _INCREMENTS = 10
 _CREATE_ROUNDS = 10
-# Ends the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
+# The length of the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
 _RACE_S_MAX = 20.0
-# How long objects are replaced while a list is asked for again and again.
+# The time in which objects are replaced while a list is asked for again and again.
 _LIST_RACE_S = 1.0
-# How long a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
+# The time in which a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
 _RETRY_S, _SLOWER_S = 5.0, 0.1
-# Named as in a log: a cache on the way may know it by its name.
+# The object that is replaced has a name as in a log: a cache on the way may know it by that.
 _REPLACED = MANIFEST
 _KEYS_LOOKED_AT_MAX = 1000
 _MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
 _CLOCK_DIFFERENCE_US_NOTED = 5_000_000
-# Turns a version into one of the same form that no object has.
+# A translation of a version into one of the same form that no object has.
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 _LISTED = ("list/a-1", "list/a.1", "list/a/1", "list/a0", "list/b")
 

@@ -69,7 +69,7 @@ class Unknown:
 WRITES = frozenset({"create", "replace", "delete"})
 
 PutOutcome = Done | Refused | Unknown
-# What is said of a refusal that the object does not explain.
+# The cause in errors of a refusal that the object does not explain.
 REFUSED = "refused, perhaps as the repetition of a request that is under way or done"
 
 

@@ -67,7 +67,7 @@ _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _LINK_TRIES = 4
-# What systems answer where there are no hard links.
+# Errors of systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 
 

@@ -70,7 +70,7 @@ RETRY_READS: RetryConfig = {
 }
 REQUEST_S_MAX = 20.0
 _CONNECT_S_MAX = 5.0
-# Of a read, however slowly its bytes arrive.
+# The length of a read, however slowly its bytes arrive.
 _READ_S_MAX = 60 * 60.0
 # A larger body gets the time of a request once more for each MiB.
 _SMALL_BYTES = 2**18

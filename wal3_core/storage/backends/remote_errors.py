@@ -27,7 +27,7 @@ _NO_BUCKET = "there is no such bucket", "create it, or correct the store's URL"
 _NO_CONTAINER = "there is no such container", "create it, or correct the store's URL"
 _CREDENTIALS = "no valid credentials", "set or renew the credentials of the store's provider"
 
-# By the server's code. Certainly not applied, and the same until an operator changes something.
+# Refusals by the server's code: certainly not applied, and the same until an operator changes something.
 _CODES = {
     "AccessDenied": _ACCESS,
     "AuthorizationHeaderMalformed": _REGION,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.manifest import Manifest
 
-# Enough for two people who change one policy at the same time.
+# The tries of a change: enough for two people who change one policy at the same time.
 _TRIES_MAX = 16
 
 
