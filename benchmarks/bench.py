@@ -28,12 +28,12 @@ from benchmarks.latency import open_loop
 from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, MemoryStore, ReaderOptions, open_store
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore

@@ -119,6 +119,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.read.succession import records_across as records_across
     from wal3_core.log.read.walk import StoredFile as StoredFile
     from wal3_core.log.read.walk import Walk as Walk
+    from wal3_core.log.tree.shape import Shape as Shape
     from wal3_core.log.write.commit_results import ResumeReport as ResumeReport
     from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
@@ -134,6 +135,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.parquet.decoding import Fragment as Fragment
     from wal3_core.model.pass_record import PassRecord as PassRecord
     from wal3_core.model.pass_record import Proof as Proof
+    from wal3_core.model.pass_record import Replacement as Replacement
     from wal3_core.model.pin import Pin as Pin
     from wal3_core.model.policy import Cleanup as Cleanup
     from wal3_core.model.policy import CompactionLimits as CompactionLimits
@@ -143,10 +145,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.record import Message as Message
     from wal3_core.model.record import Record as Record
     from wal3_core.model.setsum import Setsum as Setsum
-    from wal3_core.model.shape import Shape as Shape
     from wal3_core.model.snapshot import Snapshot as Snapshot
     from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
-    from wal3_core.model.splice import Replacement as Replacement
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
@@ -256,6 +256,7 @@ _MODULES = {
     "wal3_core.log.read.scrub": "Problem ScrubReport scrub",
     "wal3_core.log.read.succession": "follow_across records_across",
     "wal3_core.log.read.walk": "StoredFile Walk",
+    "wal3_core.log.tree.shape": "Shape",
     "wal3_core.log.write.commit_results": "ResumeReport",
     "wal3_core.log.write.marking": "Marks",
     "wal3_core.log.write.stats": "WriterStats",
@@ -266,15 +267,13 @@ _MODULES = {
     "wal3_core.model.manifest": "Manifest Seal",
     "wal3_core.model.marker": "Marker",
     "wal3_core.model.parquet.decoding": "Fragment",
-    "wal3_core.model.pass_record": "PassRecord Proof",
+    "wal3_core.model.pass_record": "PassRecord Proof Replacement",
     "wal3_core.model.pin": "Pin",
     "wal3_core.model.policy": "Cleanup CompactionLimits Policy",
     "wal3_core.model.position": "AtTime LogPosition",
     "wal3_core.model.record": "Message Record",
     "wal3_core.model.setsum": "Setsum",
-    "wal3_core.model.shape": "Shape",
     "wal3_core.model.snapshot": "Snapshot SnapshotPointer",
-    "wal3_core.model.splice": "Replacement",
     "wal3_core.options": (
         "CollectorOptions ConsumerOptions Limits ReaderOptions RetryOptions SnapshotCompactorOptions SnapshotOptions"
         " View WriterOptions"

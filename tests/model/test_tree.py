@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.conftest import HOUR_US, fragments_after
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:

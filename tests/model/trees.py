@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.stores import LOG_ID
+from wal3_core.log.tree.repack import Repack, Repacker, build_repack
+from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll
+from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.repack import Repack, Repacker, build_repack
-from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-from wal3_core.model.tree import Rewrite, build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LOG_ID, TOKEN, LogId
 from wal3_core.model.setsum import EMPTY, SETSUM, Setsum
-from wal3_core.model.snapshot import sum_setsums
-from wal3_core.model.splice import Replacement
+from wal3_core.model.snapshot import check_run, sum_setsums
 from wal3_core.model.strict_json import INTEGER, SET, TEXT, Member, Stored, StoredDocument, nested, several
 from wal3_core.options import POINTERS_MAX
 
@@ -36,6 +37,33 @@ class Proof(Stored):
     def holds(self) -> bool:
         """Whether every record is accounted for."""
         return self.before == self.after + self.superseded + self.expired
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement(Stored):
+    """A run of fragments, ``members``, and the fragment that stands for them from now on."""
+
+    members: tuple[FragmentPointer, ...]
+    pointer: FragmentPointer
+
+    MEMBERS = (
+        Member("members", several(FragmentPointer.from_json, POINTERS_MAX, FragmentPointer.to_json)),
+        Member("pointer", nested(FragmentPointer)),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a fragment that does not cover exactly the run."""
+        run, one = self.members, self.pointer
+        covered = run and (run[0].first_seq_no, run[-1].seq_no, run[0].start, run[-1].limit, run[0].continues)
+        if covered != (one.first_seq_no, one.seq_no, one.start, one.limit, one.continues):
+            message = f"fragment {one.seq_no}: expected to stand for the fragments it replaced, {covered}, found {one}"
+            raise InvalidRequestError(message)
+
+    def check_stored(self, what: str) -> None:
+        """Refuse fragments that do not follow each other."""
+        del what
+        check_run(self.members)
+        check_run((self.pointer,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 from wal3_core.errors import LogError, UnavailableError, UnsuitableStoreError
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
-from wal3_core.model.shape import UNROLLED_POINTERS
 from wal3_core.model.vacancy import manifest_or_vacancy
-from wal3_core.options import RetryOptions
+from wal3_core.options import UNROLLED_POINTERS, RetryOptions
 from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,

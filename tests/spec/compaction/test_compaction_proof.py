@@ -20,10 +20,11 @@ from wal3_core.errors import MissingError
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
+from wal3_core.log.tree.splice import apply_splice, splice
 from wal3_core.model import parquet
+from wal3_core.model.pass_record import Replacement
 from wal3_core.model.paths import MANIFEST, fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
-from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed

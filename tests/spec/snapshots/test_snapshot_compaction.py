@@ -16,8 +16,8 @@ from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore

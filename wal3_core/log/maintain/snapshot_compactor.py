@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.log.tree.repack import Repack, Repacker, build_repack
+from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.model.paths import MANIFEST, check_log_name
-from wal3_core.model.repack import Repack, Repacker, build_repack
-from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
@@ -27,10 +27,10 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from wal3_core.log.tree.rolls import Rewrite
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.model.tree import Rewrite
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.model.tree import Rewrite, build_snapshot, plan_roll, roll_all
+from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll, roll_all
 from wal3_core.storage.retrying import within
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from wal3_core.errors import (
     UnknownDurabilityError,
 )
 from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.history import History
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_told
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
 from wal3_core.runtime import Outcome, callbacks_held

@@ -13,47 +13,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.fragment import FragmentPointer
+from wal3_core.log.tree.repack import capacity, pack
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.repack import capacity, pack
-from wal3_core.model.snapshot import Snapshot, SnapshotPointer, check_run, sum_setsums
-from wal3_core.model.strict_json import Member, Stored, nested, several
-from wal3_core.options import POINTERS_MAX
+from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Compaction, Manifest
+    from wal3_core.model.pass_record import Replacement
     from wal3_core.model.snapshot import Pointer
     from wal3_core.options import SnapshotOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement(Stored):
-    """A run of fragments, ``members``, and the fragment that stands for them from now on."""
-
-    members: tuple[FragmentPointer, ...]
-    pointer: FragmentPointer
-
-    MEMBERS = (
-        Member("members", several(FragmentPointer.from_json, POINTERS_MAX, FragmentPointer.to_json)),
-        Member("pointer", nested(FragmentPointer)),
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse a fragment that does not cover exactly the run."""
-        run, one = self.members, self.pointer
-        covered = run and (run[0].first_seq_no, run[-1].seq_no, run[0].start, run[-1].limit, run[0].continues)
-        if covered != (one.first_seq_no, one.seq_no, one.start, one.limit, one.continues):
-            message = f"fragment {one.seq_no}: expected to stand for the fragments it replaced, {covered}, found {one}"
-            raise InvalidRequestError(message)
-
-    def check_stored(self, what: str) -> None:
-        """Refuse fragments that do not follow each other."""
-        del what
-        check_run(self.members)
-        check_run((self.pointer,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

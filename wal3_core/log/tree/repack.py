@@ -14,8 +14,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from wal3_core.log.tree.rolls import Rewrite, behind, factor, interval_end, waiting
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
-from wal3_core.model.tree import Rewrite, behind, factor, interval_end, waiting
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
