@@ -27,16 +27,15 @@ from rich.table import Table
 from benchmarks.latency import open_loop
 from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
-from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
+from wal3_core import LogReader, LogWriter, MemoryStore, ReaderOptions, open_store
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import Done, Versioned, log_store
@@ -286,7 +285,7 @@ def grow(store: ObjectStore, count: int) -> None:
         manifest = manifest.apply_fragments(Epoch(1, token, FragmentSeqNo(1)), [pointer])
         while (roll := plan_roll(manifest, options)) is not None:
             snapshot = build_snapshot(roll, manifest, snapshots.load)
-            manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll.replaced)
+            manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

@@ -30,8 +30,7 @@ from rich.table import Table
 from benchmarks.slow_store import SlowStore
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import CountingStore
-from wal3_core import ContentionError, LogWriter, open_store
-from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core import ContentionError, LogWriter, MemoryStore, open_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -24,9 +24,8 @@ from rich.table import Table
 
 from benchmarks.slow_store import CAS_S, PUT_S, SlowStore
 from tests.stores import CountingStore
-from wal3_core import DirtyLog, Fleet, FleetOptions, LogReader, LogWriter, ThreadRuntime, open_store
+from wal3_core import DirtyLog, Fleet, FleetOptions, LogReader, LogWriter, MemoryStore, ThreadRuntime, open_store
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 OPEN_LOGS = 5000
 WRITTEN_LOGS = 1000

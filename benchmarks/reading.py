@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from tests.large_logs import Grower
 from tests.rounds import round_trips
 from tests.stores import CountingStore
-from wal3_core import LogReader, ReaderOptions
+from wal3_core import LogReader, MemoryStore, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime

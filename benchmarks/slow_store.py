@@ -8,8 +8,8 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

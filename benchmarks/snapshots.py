@@ -23,13 +23,12 @@ from rich.table import Table
 from tests.built_logs import Builder
 from tests.large_logs import Grower
 from tests.stores import CountingStore, life_store
-from wal3_core import LogReader, LogWriter
+from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.scan import select
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import POINTERS_MAX, UNLIMITED, ReaderOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:

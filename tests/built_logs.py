@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from tests.large_logs import STEP_US, made_up
 from wal3_core import LogWriter
+from wal3_core.log.tree.rolls import plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.paths import snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
-from wal3_core.model.tree import plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader, LogWriter, Record
+from wal3_core.log.tree.rolls import roll_all
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch
@@ -13,7 +14,6 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Pointer, Snapshot
-from wal3_core.model.tree import roll_all
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore

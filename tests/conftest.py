@@ -23,8 +23,8 @@ from tests.worker_stacks import (  # noqa: F401 - hooks
     pytest_terminal_summary,
     pytest_testnodedown,
 )
+from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:

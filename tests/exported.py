@@ -30,6 +30,8 @@ IN_SIGNATURES = frozenset(
         "MarkedLog",
         "Marker",
         "Marks",
+        # Made by callers; its methods are those of a store, which the library calls.
+        "MemoryStore",
         "ObjectMeta",
         "ObjectStore",
         "NotPruned",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from tests.stores import life_store
 from wal3_core import LogWriter
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import MANIFEST, fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.document_store import write_immutable
@@ -73,7 +73,7 @@ class Grower:
     def _rolled(self, manifest: Manifest) -> Manifest:
         while (roll := plan_roll(manifest, self._tree)) is not None:
             snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-            manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
+            manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll)
         return manifest
 
     def _pointers(self, entry: Epoch, place: Boundary) -> Iterator[FragmentPointer]:

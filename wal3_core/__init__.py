@@ -6,7 +6,7 @@ A name is imported when it is first used, so that ``import wal3_core`` costs not
 import typing as _typing
 from importlib import import_module as _import_module
 
-# For type checkers; ``_HOMES`` below says the same at run time.
+# For type checkers; ``_MODULES`` below says the same at run time.
 if _typing.TYPE_CHECKING:
     from wal3_core.compaction.compactor import KeyCompactor as KeyCompactor
     from wal3_core.compaction.dropped import DropReason as DropReason
@@ -119,6 +119,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.read.succession import records_across as records_across
     from wal3_core.log.read.walk import StoredFile as StoredFile
     from wal3_core.log.read.walk import Walk as Walk
+    from wal3_core.log.tree.shape import Shape as Shape
     from wal3_core.log.write.commit_results import ResumeReport as ResumeReport
     from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
@@ -134,6 +135,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.parquet.decoding import Fragment as Fragment
     from wal3_core.model.pass_record import PassRecord as PassRecord
     from wal3_core.model.pass_record import Proof as Proof
+    from wal3_core.model.pass_record import Replacement as Replacement
     from wal3_core.model.pin import Pin as Pin
     from wal3_core.model.policy import Cleanup as Cleanup
     from wal3_core.model.policy import CompactionLimits as CompactionLimits
@@ -143,10 +145,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.record import Message as Message
     from wal3_core.model.record import Record as Record
     from wal3_core.model.setsum import Setsum as Setsum
-    from wal3_core.model.shape import Shape as Shape
     from wal3_core.model.snapshot import Snapshot as Snapshot
     from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
-    from wal3_core.model.splice import Replacement as Replacement
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
@@ -159,6 +159,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.runtime.open_telemetry import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
     from wal3_core.runtime.threads import ThreadRuntime as ThreadRuntime
+    from wal3_core.storage.backends.memory import MemoryStore as MemoryStore
     from wal3_core.storage.documents.cursor_store import CursorStore as CursorStore
     from wal3_core.storage.documents.cursor_store import Witness as Witness
     from wal3_core.storage.documents.pin_store import PinStore as PinStore
@@ -213,211 +214,99 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.queue.operations import Requeue as Requeue
     from wal3_core.views.queue.operations import Retime as Retime
 
-# Each public name, and the module it comes from.
-_HOMES = {
-    "AppendError": "wal3_core.errors",
-    "AppendReplacedError": "wal3_core.errors",
-    "AtTime": "wal3_core.model.position",
-    "BackPressureError": "wal3_core.errors",
-    "BootstrapReport": "wal3_core.log.maintain.bootstrap",
-    "Cleanup": "wal3_core.model.policy",
-    "ClosedError": "wal3_core.errors",
-    "CollectionRefusedError": "wal3_core.errors",
-    "CollectionReport": "wal3_core.log.collect.collector",
-    "Collector": "wal3_core.log.collect.collector",
-    "CollectorOptions": "wal3_core.options",
-    "CompactionLimits": "wal3_core.model.policy",
-    "ConditionNotMetError": "wal3_core.errors",
-    "ConsumedRecord": "wal3_core.log.read.consumed",
-    "Consumer": "wal3_core.log.read.consumer",
-    "ConsumerOptions": "wal3_core.options",
-    "ContentionError": "wal3_core.errors",
-    "CopyReport": "wal3_core.log.maintain.copy.copier",
-    "CopyUpdateReport": "wal3_core.log.maintain.copy.update",
-    "CorruptError": "wal3_core.errors",
-    **dict.fromkeys(("Cursor", "Extension", "Owner"), "wal3_core.model.cursor"),
-    "CursorConflictError": "wal3_core.errors",
-    "CursorStore": "wal3_core.storage.documents.cursor_store",
-    "Decision": "wal3_core.fleet.dirty.rollup_plan",
-    "DelayQueue": "wal3_core.views.queue.delay_queue",
-    "Deleter": "wal3_core.log.collect.deleter",
-    "DeletionPart": "wal3_core.log.collect.deleter",
-    "DeletionReport": "wal3_core.log.collect.deleter",
-    "Delivery": "wal3_core.views.feed.messages",
-    "DestroyPart": "wal3_core.log.maintain.destroyer",
-    "DestroyPlan": "wal3_core.log.maintain.destroyer",
-    "DirtyLog": "wal3_core.fleet.dirty.dirty_log",
-    "DropReason": "wal3_core.compaction.dropped",
-    "DueDocument": "wal3_core.log.collect.deleter",
-    "Engine": "wal3_core.compaction.engine",
-    "FeedMessage": "wal3_core.views.feed.messages",
-    "FeedReader": "wal3_core.views.feed.feed_reader",
-    "FeedSubscription": "wal3_core.views.feed.feed_subscription",
-    "FeedWriter": "wal3_core.views.feed.feed_writer",
-    **dict.fromkeys(("FeedMovedError", "FencedError"), "wal3_core.errors"),
-    "FinishedRollUp": "wal3_core.fleet.dirty.rollup",
-    "Fleet": "wal3_core.fleet.fleet",
-    "FleetOptions": "wal3_core.fleet.open_logs",
-    "FleetStats": "wal3_core.fleet.fleet",
-    "Following": "wal3_core.log.read.following",
-    "Fragment": "wal3_core.model.parquet.decoding",
-    "FragmentPointer": "wal3_core.model.fragment",
-    "Gap": "wal3_core.views.feed.messages",
-    "Garbage": "wal3_core.model.garbage",
-    "GarbageCollectedError": "wal3_core.errors",
-    "HaltedError": "wal3_core.errors",
-    "HeldWriter": "wal3_core.fleet.fleet",
-    "InvalidRequestError": "wal3_core.errors",
-    "KeyCompactionRefusedError": "wal3_core.errors",
-    "KeyCompactor": "wal3_core.compaction.compactor",
-    "KeyCompactorOptions": "wal3_core.compaction.reports",
-    "KeyCount": "wal3_core.views.keyed.key_count",
-    "KeyRequiredError": "wal3_core.errors",
-    "KeyedConsumer": "wal3_core.views.keyed.keyed_consumer",
-    "KeyedLog": "wal3_core.views.keyed.keyed_log",
-    "KeyedOptions": "wal3_core.views.keyed.shared_reads",
-    "KeyedScan": "wal3_core.views.keyed.keyed_log",
-    **dict.fromkeys(("Excluded", "Included"), "wal3_core.views.keyed.ranges"),
-    "Lag": "wal3_core.log.read.consumed",
-    "Levels": "wal3_core.views.feed.topics",
-    "Limits": "wal3_core.options",
-    "LogAt": "wal3_core.log.maintain.copy.copier",
-    "LogError": "wal3_core.errors",
-    "LogExistsError": "wal3_core.errors",
-    "LogNotFoundError": "wal3_core.errors",
-    "LogPosition": "wal3_core.model.position",
-    "LogReader": "wal3_core.log.read.reader",
-    "LogReplacedError": "wal3_core.errors",
-    "LogWriter": "wal3_core.log.write.writer",
-    "Manifest": "wal3_core.model.manifest",
-    "MarkedGarbage": "wal3_core.log.collect.collector",
-    "MarkedLog": "wal3_core.fleet.dirty.rollup_plan",
-    "Marker": "wal3_core.model.marker",
-    "Marks": "wal3_core.log.write.marking",
-    "Message": "wal3_core.model.record",
-    "NotDurableError": "wal3_core.errors",
-    "ObjectMeta": "wal3_core.storage.object_store",
-    "ObjectStore": "wal3_core.storage.object_store",
-    "Origin": "wal3_core.log.maintain.bootstrap",
-    "OutdatedPlanError": "wal3_core.errors",
-    "OverloadedError": "wal3_core.errors",
-    "NotPruned": "wal3_core.log.collect.collector",
-    "PassRecord": "wal3_core.model.pass_record",
-    "Pin": "wal3_core.model.pin",
-    "PinStore": "wal3_core.storage.documents.pin_store",
-    "Plan": "wal3_core.log.collect.planner",
-    "Policy": "wal3_core.model.policy",
-    "PolicyStore": "wal3_core.storage.documents.policy_store",
-    "Pressure": "wal3_core.fleet.dirty.back_pressure",
-    "Problem": "wal3_core.log.read.scrub",
-    "Proof": "wal3_core.model.pass_record",
-    "QueueDefinition": "wal3_core.views.queue.operations",
-    "QueueFullError": "wal3_core.errors",
-    "QueueOptions": "wal3_core.views.queue.operations",
-    "ReaderOptions": "wal3_core.options",
-    "Record": "wal3_core.model.record",
-    "Retainer": "wal3_core.log.collect.references",
-    "RepairReport": "wal3_core.log.maintain.repair",
-    "Replacement": "wal3_core.model.splice",
-    "ResumeReport": "wal3_core.log.write.commit_results",
-    "RetryOptions": "wal3_core.options",
-    "RollUp": "wal3_core.fleet.dirty.rollup",
-    "RollUpEnd": "wal3_core.fleet.dirty.rollup",
-    "RollUpOptions": "wal3_core.fleet.dirty.rollup_plan",
-    "RollUpPlan": "wal3_core.fleet.dirty.rollup_plan",
-    "RollUpTime": "wal3_core.fleet.dirty.rollup_plan",
-    "Runtime": "wal3_core.runtime.port",
-    "ScrubReport": "wal3_core.log.read.scrub",
-    "Seal": "wal3_core.model.manifest",
-    "SealedError": "wal3_core.errors",
-    "Setsum": "wal3_core.model.setsum",
-    "Shape": "wal3_core.model.shape",
-    "Snapshot": "wal3_core.model.snapshot",
-    "SnapshotCompactionReport": "wal3_core.log.maintain.snapshot_compactor",
-    "SnapshotCompactor": "wal3_core.log.maintain.snapshot_compactor",
-    "SnapshotCompactorOptions": "wal3_core.options",
-    "SnapshotOptions": "wal3_core.options",
-    "SnapshotPlan": "wal3_core.log.maintain.snapshot_compactor",
-    "SnapshotPointer": "wal3_core.model.snapshot",
-    "StaleTokenError": "wal3_core.errors",
-    "StoreDeniedError": "wal3_core.errors",
-    "StoredFile": "wal3_core.log.read.walk",
-    "MarkerRange": "wal3_core.fleet.dirty.rollup_plan",
-    "Stray": "wal3_core.views.feed.messages",
-    "SubscriptionInfo": "wal3_core.views.feed.subscribed",
-    "SubscriptionOptions": "wal3_core.views.feed.subscribed",
-    "TailMismatchError": "wal3_core.errors",
-    "ThreadRuntime": "wal3_core.runtime.threads",
-    "UnavailableError": "wal3_core.errors",
-    "UnknownDurabilityError": "wal3_core.errors",
-    "UnknownItemError": "wal3_core.errors",
-    "UnmarkedError": "wal3_core.errors",
-    "UnsuitableStoreError": "wal3_core.errors",
-    "Verification": "wal3_core.compaction.verifying",
-    "View": "wal3_core.options",
-    "ViewRequiredError": "wal3_core.errors",
-    "Waiting": "wal3_core.log.read.following",
-    "Walk": "wal3_core.log.read.walk",
-    "Witness": "wal3_core.storage.documents.cursor_store",
-    "WriterOptions": "wal3_core.options",
-    "WriterStats": "wal3_core.log.write.stats",
-    "assigned": "wal3_core.fleet.dirty.dirty_log",
-    "bootstrap": "wal3_core.log.maintain.bootstrap",
-    "collect": "wal3_core.log.collect.collector",
-    "copy": "wal3_core.log.maintain.copy.copier",
-    "destroy": "wal3_core.log.maintain.destroyer",
-    "dirty_logs": "wal3_core.fleet.dirty.dirty_log",
-    "enable_metrics": "wal3_core.runtime.open_telemetry",
-    "follow_across": "wal3_core.log.read.succession",
-    "initialize_successor": "wal3_core.log.maintain.sealer",
-    "list_logs": "wal3_core.fleet.discovery",
-    "migrate": "wal3_core.log.maintain.sealer",
-    "open_pinned": "wal3_core.log.read.reader",
-    "open_store": "wal3_core.storage.open_store",
-    "over_limit": "wal3_core.fleet.dirty.back_pressure",
-    "pinned_records": "wal3_core.log.read.reader",
-    "plan_destroy": "wal3_core.log.maintain.destroyer",
-    "records_across": "wal3_core.log.read.succession",
-    "repair_log": "wal3_core.log.maintain.repair",
-    "scrub": "wal3_core.log.read.scrub",
-    "seal": "wal3_core.log.maintain.sealer",
-    "undo_destroy": "wal3_core.log.maintain.destroyer",
-    "update_copy": "wal3_core.log.maintain.copy.update",
-    **dict.fromkeys(("Erased", "ListGone", "Receipt"), "wal3_core.compaction.receipt"),
-    **dict.fromkeys(("KeyCompactionPlan", "KeyCompactionReport", "KeyInstallReport"), "wal3_core.compaction.reports"),
-    **dict.fromkeys(
-        (
-            "Bury",
-            "Define",
-            "Dequeue",
-            "Enqueue",
-            "Extend",
-            "GiveBack",
-            "Kick",
-            "Purge",
-            "Reclaim",
-            "Release",
-            "Requeue",
-            "Retime",
-        ),
-        "wal3_core.views.queue.operations",
+# The public names of each module.
+_MODULES = {
+    "wal3_core.compaction.compactor": "KeyCompactor",
+    "wal3_core.compaction.dropped": "DropReason",
+    "wal3_core.compaction.engine": "Engine",
+    "wal3_core.compaction.receipt": "Erased ListGone Receipt",
+    "wal3_core.compaction.reports": "KeyCompactionPlan KeyCompactionReport KeyCompactorOptions KeyInstallReport",
+    "wal3_core.compaction.verifying": "Verification",
+    "wal3_core.errors": (
+        "AppendError AppendReplacedError BackPressureError ClosedError CollectionRefusedError ConditionNotMetError"
+        " ContentionError CorruptError CursorConflictError FeedMovedError FencedError GarbageCollectedError"
+        " HaltedError InvalidRequestError KeyCompactionRefusedError KeyRequiredError LogError LogExistsError"
+        " LogNotFoundError LogReplacedError NotDurableError OutdatedPlanError OverloadedError QueueFullError"
+        " SealedError StaleTokenError StoreDeniedError TailMismatchError UnavailableError UnknownDurabilityError"
+        " UnknownItemError UnmarkedError UnsuitableStoreError ViewRequiredError"
     ),
-    **dict.fromkeys(
-        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueRepair", "QueueStats"),
-        "wal3_core.views.queue.operations",
+    "wal3_core.fleet.dirty.back_pressure": "Pressure over_limit",
+    "wal3_core.fleet.dirty.dirty_log": "DirtyLog assigned dirty_logs",
+    "wal3_core.fleet.dirty.rollup": "FinishedRollUp RollUp RollUpEnd",
+    "wal3_core.fleet.dirty.rollup_plan": "Decision MarkedLog MarkerRange RollUpOptions RollUpPlan RollUpTime",
+    "wal3_core.fleet.discovery": "list_logs",
+    "wal3_core.fleet.fleet": "Fleet FleetStats HeldWriter",
+    "wal3_core.fleet.open_logs": "FleetOptions",
+    "wal3_core.log.collect.collector": "CollectionReport Collector MarkedGarbage NotPruned collect",
+    "wal3_core.log.collect.deleter": "Deleter DeletionPart DeletionReport DueDocument",
+    "wal3_core.log.collect.planner": "Plan",
+    "wal3_core.log.collect.references": "Retainer",
+    "wal3_core.log.maintain.bootstrap": "BootstrapReport Origin bootstrap",
+    "wal3_core.log.maintain.copy.copier": "CopyReport LogAt copy",
+    "wal3_core.log.maintain.copy.update": "CopyUpdateReport update_copy",
+    "wal3_core.log.maintain.destroyer": "DestroyPart DestroyPlan destroy plan_destroy undo_destroy",
+    "wal3_core.log.maintain.repair": "RepairReport repair_log",
+    "wal3_core.log.maintain.sealer": "initialize_successor migrate seal",
+    "wal3_core.log.maintain.snapshot_compactor": "SnapshotCompactionReport SnapshotCompactor SnapshotPlan",
+    "wal3_core.log.read.consumed": "ConsumedRecord Lag",
+    "wal3_core.log.read.consumer": "Consumer",
+    "wal3_core.log.read.following": "Following Waiting",
+    "wal3_core.log.read.reader": "LogReader open_pinned pinned_records",
+    "wal3_core.log.read.scrub": "Problem ScrubReport scrub",
+    "wal3_core.log.read.succession": "follow_across records_across",
+    "wal3_core.log.read.walk": "StoredFile Walk",
+    "wal3_core.log.tree.shape": "Shape",
+    "wal3_core.log.write.commit_results": "ResumeReport",
+    "wal3_core.log.write.marking": "Marks",
+    "wal3_core.log.write.stats": "WriterStats",
+    "wal3_core.log.write.writer": "LogWriter",
+    "wal3_core.model.cursor": "Cursor Extension Owner",
+    "wal3_core.model.fragment": "FragmentPointer",
+    "wal3_core.model.garbage": "Garbage",
+    "wal3_core.model.manifest": "Manifest Seal",
+    "wal3_core.model.marker": "Marker",
+    "wal3_core.model.parquet.decoding": "Fragment",
+    "wal3_core.model.pass_record": "PassRecord Proof Replacement",
+    "wal3_core.model.pin": "Pin",
+    "wal3_core.model.policy": "Cleanup CompactionLimits Policy",
+    "wal3_core.model.position": "AtTime LogPosition",
+    "wal3_core.model.record": "Message Record",
+    "wal3_core.model.setsum": "Setsum",
+    "wal3_core.model.snapshot": "Snapshot SnapshotPointer",
+    "wal3_core.options": (
+        "CollectorOptions ConsumerOptions Limits ReaderOptions RetryOptions SnapshotCompactorOptions SnapshotOptions"
+        " View WriterOptions"
     ),
-    **dict.fromkeys(
-        (
-            "is_queue",
-            "read_queue_dead",
-            "read_queue_definition",
-            "read_queue_head",
-            "read_queue_item",
-            "read_queue_stats",
-        ),
-        "wal3_core.views.queue.loading",
+    "wal3_core.runtime.open_telemetry": "enable_metrics",
+    "wal3_core.runtime.port": "Runtime",
+    "wal3_core.runtime.threads": "ThreadRuntime",
+    "wal3_core.storage.backends.memory": "MemoryStore",
+    "wal3_core.storage.documents.cursor_store": "CursorStore Witness",
+    "wal3_core.storage.documents.pin_store": "PinStore",
+    "wal3_core.storage.documents.policy_store": "PolicyStore",
+    "wal3_core.storage.object_store": "ObjectMeta ObjectStore",
+    "wal3_core.storage.open_store": "open_store",
+    "wal3_core.views.feed.feed_reader": "FeedReader",
+    "wal3_core.views.feed.feed_subscription": "FeedSubscription",
+    "wal3_core.views.feed.feed_writer": "FeedWriter",
+    "wal3_core.views.feed.messages": "Delivery FeedMessage Gap Stray",
+    "wal3_core.views.feed.subscribed": "SubscriptionInfo SubscriptionOptions",
+    "wal3_core.views.feed.topics": "Levels",
+    "wal3_core.views.keyed.key_count": "KeyCount",
+    "wal3_core.views.keyed.keyed_consumer": "KeyedConsumer",
+    "wal3_core.views.keyed.keyed_log": "KeyedLog KeyedScan",
+    "wal3_core.views.keyed.ranges": "Excluded Included",
+    "wal3_core.views.keyed.shared_reads": "KeyedOptions",
+    "wal3_core.views.queue.delay_queue": "DelayQueue",
+    "wal3_core.views.queue.loading": (
+        "is_queue read_queue_dead read_queue_definition read_queue_head read_queue_item read_queue_stats"
+    ),
+    "wal3_core.views.queue.operations": (
+        "Bury Define Dequeue Enqueue Enqueued Extend GiveBack ItemState ItemStats Kick Leased NewItem Peeked Purge"
+        " QueueDefinition QueueOptions QueueRepair QueueStats Reclaim Release Requeue Retime"
     ),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __version__: str
 __all__ = tuple(sorted(_HOMES))

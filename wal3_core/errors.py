@@ -228,12 +228,16 @@ class UnavailableError(LogError):
 class StoreDeniedError(UnavailableError):
     """The object store refuses, and will until access, bucket or space is changed; nothing was changed.
 
-    ``full`` says that it has no space left: what can be deleted, still is.
+    ``full`` says that it has no space left: what can be deleted, still is. ``no_bucket`` says that its bucket is not
+    there: the URL is wrong, or the bucket is to be created.
     """
 
-    def __init__(self, message: str = "", *, slow_down: bool = False, full: bool = False) -> None:
+    def __init__(
+        self, message: str = "", *, slow_down: bool = False, full: bool = False, no_bucket: bool = False
+    ) -> None:
         super().__init__(message, slow_down=slow_down)
         self.full = full
+        self.no_bucket = no_bucket
 
 
 class UnsuitableStoreError(StoreDeniedError):

@@ -45,6 +45,8 @@ REBASES_MAX = 4096
 TIMEOUT_S = 120.0
 # How many pointers one document can list and still be read back.
 POINTERS_MAX = 100_000
+# A manifest's pointers: with more, rolls fail. They leave some forty at most, however large the log is.
+UNROLLED_POINTERS = 100
 # How many cursors, or pins, are loaded ahead of the caller.
 CURSORS_AHEAD = 16
 PINS_AHEAD = 16

@@ -20,6 +20,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     RepairReport,
     copy,
     destroy,
@@ -32,7 +33,6 @@ from wal3_core.fleet.survey import survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_orchestration.defs.garbage_collection.assets import (
     COLLECTION,
     DELETION,

@@ -24,7 +24,7 @@ from wal3_core.spark.rollup import plan_rollups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.retried import Retried
+    from wal3_core.compaction.retried import Retried
 
     Done = dict[str, Any]
 

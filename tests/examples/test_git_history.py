@@ -25,8 +25,8 @@ from wal3_core.storage.open_store import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from wal3_core import MemoryStore
     from wal3_core.model.record import Record
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "history"

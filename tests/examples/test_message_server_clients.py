@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
     from examples.message_server.client import Received
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 HELD_BYTES_MAX = 2**20
 

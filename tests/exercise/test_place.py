@@ -10,7 +10,7 @@ from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_stor
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 RUN = "run-20260101T120000Z-a1b2c3"
 

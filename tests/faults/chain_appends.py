@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.belongings import TABLE, Fate, Operation, Thing
 from tests.faults.history import REFUSED
 from tests.faults.oracle import BEFORE
 from wal3_core import Message
-from wal3_core.model.belongings import TABLE, Fate, Operation, Thing
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tests.belongings import TABLE, Fate, Operation, Thing
 from tests.faults.simulator import NEVER_S, START_US
-from wal3_core.model.belongings import TABLE, Fate, Operation, Thing
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, LogId

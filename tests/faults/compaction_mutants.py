@@ -27,8 +27,8 @@ from tests.spec.damage.test_damage_on_the_way import (
 from tests.spec.policies.test_keyed_logs import (
     test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_keyed as keyed_no_longer,
 )
+from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 COMPACTION_MUTANTS = (
     Mutation(

@@ -12,6 +12,7 @@ from wal3_core import (
     InvalidRequestError,
     LogNotFoundError,
     LogReader,
+    MemoryStore,
     PinStore,
     StoreDeniedError,
     destroy,
@@ -21,7 +22,6 @@ from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.paths import SNAPSHOT_FOLDER
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 
 def follow_a_log_that_is_sealed_to_be_destroyed() -> None:

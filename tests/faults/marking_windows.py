@@ -6,13 +6,12 @@ from contextlib import suppress
 
 from tests.spec import rolling
 from tests.stores import FaultyStore
-from wal3_core import LogReader, LogWriter, RetryOptions, UnknownDurabilityError, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, RetryOptions, UnknownDurabilityError, WriterOptions
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 
 def resume_after_a_commit_that_was_not_marked() -> None:

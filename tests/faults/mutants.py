@@ -69,7 +69,12 @@ MUTANTS = (
     Mutation(
         "the epoch table counts one fragment too many", "Manifest.durability", "_1 <= seq_no < _2", "_1 <= seq_no <= _2"
     ),
-    Mutation("the snapshot's name does not cover the fence", "Snapshot.to_bytes", "self.fence", "0"),
+    Mutation(
+        "the snapshot's name does not cover the fence",
+        "Snapshot.to_bytes",
+        "strict_json.dump_members(_1, _2)",
+        "strict_json.dump_members(_1, _2) | {'fence': 0}",
+    ),
     Mutation(
         "a snapshot is used before it is durable",
         "Snapshotter._write",

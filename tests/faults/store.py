@@ -11,8 +11,8 @@ from tests.faults.lives import Names
 from tests.faults.marks import Marks
 from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
+from wal3_core import MemoryStore
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,

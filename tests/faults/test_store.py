@@ -12,9 +12,9 @@ from tests.faults.plans import FAULTS, Kind, Script
 from tests.faults.simulator import SimProcess, Simulation
 from tests.faults.store import SimStore, World
 from tests.storage.test_object_store import *  # noqa: F403 - every store's tests, with the fixture below for theirs
+from wal3_core import MemoryStore
 from wal3_core.errors import LogError
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     UnavailableError,
     WriterOptions,
@@ -29,7 +30,6 @@ from wal3_core.model.paths import cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Done, ObjectMeta, log_store
 

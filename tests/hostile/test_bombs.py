@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.hostile.bombs import Bomb
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 LIMIT_BYTES = 16 * MIB
 SOUND_LIMIT_BYTES = 128 * MIB

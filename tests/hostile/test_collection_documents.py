@@ -16,7 +16,7 @@ from tests.hostile.documents import stored as stored_other
 from tests.hostile.test_documents import HOSTILE, changed_bytes, extensions, flips, swapped_blocks, truncations
 from tests.hostile.test_made_json import JSON, changed, places
 from tests.stores import life_store
-from wal3_core import CursorStore, LogReader, LogWriter, PinStore
+from wal3_core import CursorStore, LogReader, LogWriter, MemoryStore, PinStore
 from wal3_core.errors import CorruptError, LogError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
@@ -28,7 +28,6 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

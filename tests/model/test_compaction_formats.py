@@ -12,11 +12,10 @@ from tests.model.key_rollups import pointers, rolled_up, snapshot_of
 from tests.stores import LOG_ID
 from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_from_bytes, key_digest
 from wal3_core.model.parquet.key_rollup_file import decode_key_rollup
-from wal3_core.model.pass_record import PassRecord, Proof
+from wal3_core.model.pass_record import PassRecord, Proof, Replacement
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.model.splice import Replacement
 
 if TYPE_CHECKING:
     from tests.model.key_rollups import Row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import wal3_core
-from wal3_core.errors import ConditionNotMetError, LogError, MissingError
+from wal3_core.errors import ConditionNotMetError, LogError, MissingError, StoreDeniedError
 from wal3_core.log.read.reader import FragmentMissingError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ ATTRIBUTES = {
     ConditionNotMetError: {"next_offset": 7},
     MissingError: {"path": "p"},
     FragmentMissingError: {"path": "p"},
+    StoreDeniedError: {"full": True, "no_bucket": True},
 }
 
 

@@ -34,8 +34,9 @@ def test_format_is_what_earlier_versions_wrote() -> None:
     [
         ({"naming": "0123"}, "expected 12 hex digits as naming, found '0123'"),
         ({"start": 6}, "expected a start below its limit, found 6 and 6"),
-        ({"start": 0}, "expected a start below its limit, found 0 and 6"),
-        ({"series": "", "number": 1}, "expected a series of 1 to 200 characters"),
+        ({"start": 0}, "field start: expected no such field, or another value, found its default"),
+        ({"series": "", "number": 1}, "field series: expected no such field, or another value, found its default"),
+        ({"series": "q" * 201, "number": 1}, "expected a series of 1 to 200 characters"),
         ({"other": 1}, "expected no further fields, found other"),
     ],
 )

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.model.trees import ENTRY, SMALL, STEP, Tree
 from tests.stores import LOG_ID
+from wal3_core.log.tree.repack import Reason, Repacker, capacity, find_runs, half, pack
+from wal3_core.log.tree.rolls import factor, waiting
+from wal3_core.log.tree.shape import measure_shape
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import garbage_path
-from wal3_core.model.repack import Reason, Repacker, capacity, find_runs, half, pack
-from wal3_core.model.shape import measure_shape
 from wal3_core.model.snapshot import DEPTH_MAX, sum_setsums
-from wal3_core.model.tree import factor, waiting
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def test_nodes_are_half_full_and_end_with_an_interval_where_one_ends_within_reac
     manifest = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=HOUR_US)
     fragments = fragment_run(manifest, [(step_us, 1) for step_us in steps_us]).fragments
 
-    nodes = pack(fragments, full, HOUR_US)
+    nodes = list(pack(fragments, full, HOUR_US))
 
     assert [fragment for node in nodes for fragment in node] == list(fragments)
     for node in nodes:

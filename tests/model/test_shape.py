@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.trees import SMALL, Tree
-from wal3_core.model.shape import measure_shape
+from wal3_core.log.tree.shape import measure_shape
 
 # What the nodes of depth 2 hold, leaves after them, and fragments after those.
 Parts = tuple[list[list[int]], list[int], int]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.model.test_repack import Grown, grown_trees
 from tests.model.trees import Tree
 from wal3_core.errors import InvalidRequestError
+from wal3_core.log.tree.splice import Spliced, apply_splice, splice
 from wal3_core.model.manifest import Compaction
+from wal3_core.model.pass_record import Replacement
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.model.splice import Replacement, Spliced, apply_splice, splice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.conftest import HOUR_US, fragments_after
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Tree:
                 snapshot = build_snapshot(roll, self.manifest, self.load)
                 pointer = snapshot.pointer_to(snapshot.to_bytes())
                 self.snapshots[pointer.path] = snapshot
-                self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)
+                self.manifest = self.manifest.apply_snapshot(pointer, roll)
 
     def leaves(self, pointer: Pointer) -> list[FragmentPointer]:
         if isinstance(pointer, FragmentPointer):
@@ -102,11 +102,11 @@ class Root:
         for _ in range(count):
             self.snapshots = (*self.snapshots, sized(depth, SnapshotOptions().snapshot_pointers_max))
             while (roll := plan_roll(replace(self.empty, snapshots=self.snapshots), SnapshotOptions())) is not None:
-                kept = len(self.snapshots) - len(roll.replaced)
-                *taken_in, last = roll.replaced
+                kept = len(self.snapshots) - len(roll)
+                *taken_in, last = roll
                 assert isinstance(last, SnapshotPointer)
                 sizes = [each.num_pointers for each in taken_in if each.depth > last.depth]
-                size = sum(sizes) + len(roll.replaced) - len(sizes)
+                size = sum(sizes) + len(roll) - len(sizes)
                 self.snapshots = (*self.snapshots[:kept], sized(last.depth + 1, size))
             self.most = max(self.most, len(self.snapshots))
         return self

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.stores import LOG_ID
+from wal3_core.log.tree.repack import Repack, Repacker, build_repack
+from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll
+from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
-from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Tree:
         """Roll as a writer does."""
         while (roll := plan_roll(self.manifest, self.options)) is not None:
             pointer = self.keep(build_snapshot(roll, self.manifest, self.load))
-            self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)
+            self.manifest = self.manifest.apply_snapshot(pointer, roll)
 
     def leaves(self, pointer: Pointer) -> list[FragmentPointer]:
         if isinstance(pointer, FragmentPointer):
@@ -110,14 +110,14 @@ class Tree:
     def plan(self, *, pointers_max: int = STEP) -> Repack | None:
         return Repacker(self.options, self.load, pointers_max=pointers_max).plan(self.manifest)
 
-    def take(self, repack: Repack) -> Repacked:
+    def take(self, repack: Repack) -> Rewrite:
         repacked = build_repack(repack, self.options, self.manifest, self.load)
         for snapshot in repacked.written:
             self.keep(snapshot)
         self.manifest = self.manifest.apply_repack(repacked.pointers, repacked.replaced)
         return repacked
 
-    def compact(self, *, pointers_max: int = STEP) -> list[Repacked]:
+    def compact(self, *, pointers_max: int = STEP) -> list[Rewrite]:
         repacker, steps = Repacker(self.options, self.load, pointers_max=pointers_max), []
         while (repack := repacker.plan(self.manifest)) is not None:
             steps.append(self.take(repack))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance, RunRequest
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework import triggers
 

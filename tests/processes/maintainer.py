@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core import open_store
-from wal3_core.model.tree import build_snapshot, plan_roll
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -78,7 +78,7 @@ class Maintainer:
                 if roll is None:
                     return None
                 snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-                return manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
+                return manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll)
             case "fence":
                 return replace(manifest, fence=manifest.fence + 1)
             case "generation":

@@ -15,7 +15,7 @@ from wal3_core.views.queue.delay_queue import DelayQueue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 YEAR_S = 365 * 86_400

@@ -20,6 +20,7 @@ from wal3_core import (
     KeyCompactor,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     NewItem,
     NotDurableError,
@@ -28,7 +29,6 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue.encoding import DEAD, NEVER, NO_TOKEN, STATE, VALUE, StateRecord, id_key, state_body
 from wal3_core.views.queue.operations import Enqueue, Purge
 

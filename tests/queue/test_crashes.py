@@ -11,11 +11,10 @@ import pytest
 
 from tests.spec.collecting import SMALL
 from tests.stores import Fault, FaultyStore
-from wal3_core import ReaderOptions, WriterOptions, scrub
+from wal3_core import MemoryStore, ReaderOptions, WriterOptions, scrub
 from wal3_core.errors import LogError, StoreDeniedError
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import NewItem, QueueDefinition, QueueOptions
 

@@ -22,6 +22,7 @@ from wal3_core import (
     LogError,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     NewItem,
     PolicyStore,
@@ -33,7 +34,6 @@ from wal3_core import (
     read_queue_stats,
 )
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, META_KEY, STATE, VALUE, id_key, part_key
 from wal3_core.views.queue.operations import Dequeue, ItemState
 

@@ -22,7 +22,7 @@ from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Purge, Q
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 ALWAYS = 1_000_000
 

@@ -22,6 +22,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Message,
     NewItem,
     PolicyStore,
@@ -40,7 +41,6 @@ from wal3_core import (
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.queue import checkpoint
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 

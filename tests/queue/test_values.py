@@ -14,7 +14,7 @@ from wal3_core.views.queue.operations import NewItem, QueueOptions
 from wal3_core.views.queue.runs import Pending, Row
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 LOG = "q"
 DEADLINE_S = 60

@@ -11,7 +11,7 @@ from .serving import serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
     from .serving import Running
 

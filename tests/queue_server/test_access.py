@@ -16,7 +16,7 @@ from .serving import serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 FIRST, SECOND = "first-token-of-a-test", "second-token-of-a-test"
 

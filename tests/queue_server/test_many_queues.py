@@ -16,7 +16,7 @@ from .serving import DEADLINE_S, answer_of, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
     from .serving import Running
 

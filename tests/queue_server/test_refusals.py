@@ -23,7 +23,7 @@ from .serving import answer_of, eventually, serving
 if TYPE_CHECKING:
     import http.client
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
     from .serving import Json, Running
 

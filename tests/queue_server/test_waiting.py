@@ -16,7 +16,7 @@ from .serving import DEADLINE_S, answer_of, eventually, serving
 
 if TYPE_CHECKING:
     from tests.queue_server.serving import Running
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 QUEUE = "/v1/queues/jobs"
 

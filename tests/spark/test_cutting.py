@@ -10,7 +10,7 @@ import pytest
 
 from tests.large_logs import Grower
 from tests.stores import CountingStore, FaultyStore, damage
-from wal3_core import LogReader
+from wal3_core import LogReader, MemoryStore
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
@@ -19,7 +19,6 @@ from wal3_core.spark.planning import plan_log, reader_of
 from wal3_core.spark.tasks import cost, cut, group
 from wal3_core.spark.verify import work_table
 from wal3_core.spark.verify_task import ROWS_AT_ONCE
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from tests.spark.logs import fill
 from tests.spec.compacting import LOG, append, keyed_log
 from wal3_core import LogWriter, scrub
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.model.retried import Retried
+from wal3_core.compaction.retried import Retried
 from wal3_core.spark import SparkEngine, compact, jobs, verify, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.job_records import reason_of

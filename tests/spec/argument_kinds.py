@@ -26,6 +26,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Record,
     RollUp,
     SubscriptionOptions,
@@ -43,7 +44,6 @@ from wal3_core.options import (
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     import inspect

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
-from wal3_core import LogReader, LogWriter
+from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -117,11 +116,11 @@ def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG
     base = manifests.load()
     manifest = base.manifest
     while (planned := plan_roll(manifest, options)) is not None:
-        last = planned.replaced[-1]
+        last = planned[-1]
         if isinstance(last, SnapshotPointer) and last.depth > 1:
             break
         snapshot = trees.write(build_snapshot(planned, manifest, trees.load), QUICK)
-        manifest = manifest.apply_snapshot(snapshot, planned.replaced)
+        manifest = manifest.apply_snapshot(snapshot, planned)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

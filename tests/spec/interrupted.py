@@ -28,11 +28,11 @@ from wal3_core import (
     KeyedLog,
     LogReader,
     LogWriter,
+    MemoryStore,
     SubscriptionOptions,
     WriterOptions,
 )
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

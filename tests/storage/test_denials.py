@@ -103,8 +103,10 @@ def test_refused_access_is_a_denial(refusing_endpoint: str, asked: str, status: 
 def test_missing_bucket_is_a_denial(asked: str) -> None:
     store = open_store(f"s3://{uuid.uuid4().hex}/folder")
 
-    with pytest.raises(StoreDeniedError, match="NoSuchBucket"):
+    with pytest.raises(StoreDeniedError, match="NoSuchBucket") as caught:
         ASKED[asked](store)
+
+    assert caught.value.no_bucket
 
 
 @pytest.mark.slow

@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core import LogWriter
+from wal3_core import LogWriter, MemoryStore
 from wal3_core.errors import UnavailableError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.doctor import examine
 from wal3_core.storage.object_store import Done, Etag, NotModified, ObjectMeta, Refused, Unknown, Versioned
 from wal3_core.storage.open_store import open_store

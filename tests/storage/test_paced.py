@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
+from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, share_of
 from wal3_core.storage.rate_limits import RateLimitedStore, rate_limited
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from obstore.exceptions import NotFoundError
 
 from wal3_core import LogReader, LogWriter, StoreDeniedError, UnavailableError, WriterOptions, open_store
 from wal3_core.cli.program import cli
+from wal3_core.storage.backends.remote_errors import trouble
 from wal3_core.storage.object_store import Unknown
 
 if TYPE_CHECKING:
@@ -174,6 +176,15 @@ def test_refusal_is_a_denial_that_says_what_to_do(address: str, refusal: Refusal
     check_line(str(caught.value), url)
     assert refusal.said in str(caught.value)
     assert refusal.advised in str(caught.value)
+    assert caught.value.no_bucket == (refusal.code == "NoSuchBucket")
+
+
+def test_container_that_is_not_there_is_said_as_a_bucket_is() -> None:
+    answer = NotFoundError("status code: 404 Not Found <Error><Code>ContainerNotFound</Code></Error>")
+    error = trouble(answer).error("az://c", "a")
+
+    assert isinstance(error, StoreDeniedError)
+    assert error.no_bucket
 
 
 @pytest.mark.slow

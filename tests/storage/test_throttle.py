@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import UnavailableError
-from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core import MemoryStore, UnavailableError
 from wal3_core.storage.object_store import Done, Etag
 from wal3_core.storage.rate_limits import Throttle, ThrottledStore, TokenBuckets
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from tests.faults.simulator import SimProcess, Simulation
-from wal3_core import FeedMessage, FeedReader, FeedWriter, ReaderOptions, WriterOptions
+from wal3_core import FeedMessage, FeedReader, FeedWriter, MemoryStore, ReaderOptions, WriterOptions
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

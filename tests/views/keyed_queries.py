@@ -12,8 +12,7 @@ from wal3_core.options import SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core import Record
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore, Record
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"

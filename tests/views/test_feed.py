@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.faults.simulator import SimProcess
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 VALUES = [None, True, -1, 2**64 - 1, 1.5, "é", b"\xff\x00", b"", [1, [b"x"]], {"a": {1: None}, b"b": []}]

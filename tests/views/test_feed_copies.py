@@ -20,7 +20,7 @@ from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, taken
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 def test_copy_has_the_subscription_and_acknowledges_nothing_behind_its_end(memory_store: MemoryStore) -> None:

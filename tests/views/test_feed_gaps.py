@@ -31,8 +31,7 @@ from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, put_back, taken
 
 if TYPE_CHECKING:
-    from wal3_core import SubscriptionOptions
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore, SubscriptionOptions
 
 
 def test_subscription_that_pins_keeps_its_messages(memory_store: MemoryStore) -> None:

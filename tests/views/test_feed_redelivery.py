@@ -28,7 +28,7 @@ from .subscribing import AT_ONCE, BY_HAND, UNPINNED, delivered, messages, opened
 
 if TYPE_CHECKING:
     from tests.faults.simulator import SimProcess
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 # Each of a message's deliveries is over at once.
 HASTY = replace(BY_HAND, ack_wait_s=0.001)

@@ -20,7 +20,7 @@ from .subscribing import AT_ONCE, BY_HAND, messages, opened, put_back, taken
 
 if TYPE_CHECKING:
     from tests.faults.simulator import SimProcess
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 def test_save_without_an_answer_is_made_once_and_nothing_is_lost(memory_store: MemoryStore) -> None:

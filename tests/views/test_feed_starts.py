@@ -24,10 +24,10 @@ from wal3_core import (
     InvalidRequestError,
     Levels,
     LogWriter,
+    MemoryStore,
     Stray,
 )
 from wal3_core.model.offset_ranges import RANGES_MAX
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.feed import saved_subscription
 from wal3_core.views.feed.messages import packed, unpacked_or_error
 from wal3_core.views.feed.topics import topic_filter

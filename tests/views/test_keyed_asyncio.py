@@ -28,7 +28,7 @@ from wal3_core import (
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 LIMIT_S = 60.0
 THREADS = ("wal3-follow", "wal3-scan", "wal3-keyed", "wal3-consumer", "wal3-queue")

@@ -24,6 +24,7 @@ from wal3_core import (
     KeyedOptions,
     LogPosition,
     LogWriter,
+    MemoryStore,
     OverloadedError,
     ReaderOptions,
     TailMismatchError,
@@ -32,7 +33,6 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,6 +25,7 @@ from wal3_core import (
     LogPosition,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Message,
     Owner,
     Policy,
@@ -37,7 +38,6 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
 if TYPE_CHECKING:

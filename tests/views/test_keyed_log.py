@@ -40,7 +40,7 @@ from wal3_core.views.keyed.key_reader import NO_ROLLUP, KeyReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 WAIT_S = 30

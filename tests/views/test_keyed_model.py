@@ -27,13 +27,13 @@ from wal3_core import (
     KeyedOptions,
     LogPosition,
     LogReader,
+    MemoryStore,
     Policy,
 )
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.collect.collector import collect
 from wal3_core.model.parquet import key_groups
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.views.keyed import key_count, key_reader, shared_reads
 

@@ -41,8 +41,7 @@ from wal3_core.views.queue.operations import Dequeue, Enqueued, GiveBack
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from wal3_core import Leased, Peeked
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import Leased, MemoryStore, Peeked
 
 LIMIT_S = 30
 # What the policy of a new queue says of compactions.

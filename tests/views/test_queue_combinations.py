@@ -36,7 +36,7 @@ from wal3_core.views.queue.operations import Dequeue, Enqueue, Purge
 from wal3_core.views.queue.queue_state import QueueState, Turn
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 LIMIT_S = 30
 

@@ -27,7 +27,7 @@ from wal3_core import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 RARELY = ReaderOptions(poll_s_min=0.001, poll_s_max=0.002)
 

@@ -35,7 +35,7 @@ from wal3_core.model.strict_json import Fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 LOG = "a"
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -18,9 +18,9 @@ from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.pass_record import Replacement
 from wal3_core.model.paths import dropped_path, fragment_path
 from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.splice import Replacement
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_EXPANDED_BYTES_MAX, expanded_bytes
 from wal3_core.runtime import map_ahead
 from wal3_core.storage.documents.document_store import write_immutable

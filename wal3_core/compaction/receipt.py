@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from wal3_core.model.manifest import Compaction
-    from wal3_core.model.pass_record import PassRecord
-    from wal3_core.model.splice import Replacement
+    from wal3_core.model.pass_record import PassRecord, Replacement
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.pass_store import PassStore
     from wal3_core.storage.object_store import ObjectStore

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.pass_record import PassRecord, Replacement
     from wal3_core.model.paths import LogId
-    from wal3_core.model.splice import Replacement
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
 

@@ -16,10 +16,10 @@ from wal3_core.model import strict_json
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
 from wal3_core.model.paths import LOG_ID, NO_LOG, WRITER_CURSOR, LogId
 from wal3_core.model.position import LogPosition
-from wal3_core.model.strict_json import INTEGER, TEXT, Fields, Kind, Member, StoredDocument, nested, one_of
+from wal3_core.model.strict_json import INTEGER, JSON, TEXT, Kind, Member, Stored, StoredDocument, nested, one_of
 
 if TYPE_CHECKING:
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.model.strict_json import Fields, JsonObject
 
 BYTES_MAX = 2**18
 
@@ -56,7 +56,7 @@ _DESCRIBED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
+class Extension(Stored):
     """What an owner keeps in its cursor beside the position, as JSON that only the owner reads.
 
     ``terms`` say what the owner is, and stay with the cursor. ``ahead`` says what is processed at and after the
@@ -68,36 +68,22 @@ class Extension:
     ahead: JsonObject = field(default_factory=dict, hash=False)
     limit: int = 0
 
+    MEMBERS = (
+        Member("terms", JSON, default={}),
+        Member("ahead", JSON, default={}),
+        Member("limit", INTEGER, default=0, beside="ahead"),
+    )
+
     @property
     def behind(self) -> Extension:
         """It, without what it says of records at and after the position."""
         return Extension(terms=self.terms)
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        terms: JsonObject = {"terms": self.terms} if self.terms else {}
-        ahead: JsonObject = {"ahead": self.ahead, "limit": self.limit} if self.ahead else {}
-        return {**terms, **ahead}
-
-    @classmethod
-    def from_json(cls, fields: Fields, position: LogPosition) -> Extension:
-        """Read from a JSON object beside a position; one that says nothing is not written."""
-        has_limit = fields.has("limit")
-        found = cls(
-            terms=fields.json("terms") if (has_terms := fields.has("terms")) else {},
-            ahead=fields.json("ahead") if (has_ahead := fields.has("ahead")) else {},
-            limit=fields.integer("limit") if has_limit else 0,
-        )
-        fields.finish()
-        # A field that says nothing is left out.
-        is_whole = (has_terms, has_ahead) == (bool(found.terms), bool(found.ahead)) and (has_terms or has_ahead)
-        if not is_whole or has_limit != has_ahead or has_ahead != (found.limit > position.offset):
-            message = (
-                f"{fields.what}: expected terms, or something ahead below a limit behind offset {position.offset},"
-                f" found {len(found.terms)} and {len(found.ahead)} fields, ahead below {found.limit}"
-            )
+    def check_stored(self, what: str) -> None:
+        """Refuse one that says nothing: it is left out."""
+        if self == NO_EXTENSION:
+            message = f"{what}: expected terms, or something ahead, found neither"
             raise CorruptError(message)
-        return found
 
 
 NO_EXTENSION = Extension()
@@ -142,7 +128,7 @@ class Cursor(StoredDocument):
         Member("writer", TEXT),
         Member("owner", one_of(Owner), default=None),
         Member("unpinned", Kind(lambda fields, name: not fields.is_set(name), operator.not_), "pins", default=True),
-        Member("extension", Kind(Fields.object, Extension.to_json), default=NO_EXTENSION),
+        Member("extension", nested(Extension), default=NO_EXTENSION),
         Member("appends", Kind(_appends_from, lambda appends: [each.to_json() for each in appends]), default=()),
         Member("carried_from", LOG_ID, default=NO_LOG),
     )
@@ -165,12 +151,14 @@ class Cursor(StoredDocument):
     @classmethod
     def from_json(cls, fields: Fields) -> Cursor:
         """Read from a JSON object."""
-        extension = fields.object("extension") if fields.has("extension") else None
-        values = strict_json.read_members(fields, cls.MEMBERS)
-        if extension is not None:
-            values["extension"] = Extension.from_json(extension, values["position"])
-        cursor = _of_earlier_version(cls(**values), fields)
+        cursor = _of_earlier_version(cls(**strict_json.read_members(fields, cls.MEMBERS)), fields)
         fields.finish()
+        if cursor.extension.ahead and cursor.extension.limit <= cursor.position.offset:
+            message = (
+                f"{fields.what}: expected something ahead below a limit behind offset {cursor.position.offset},"
+                f" found it below {cursor.extension.limit}"
+            )
+            raise CorruptError(message)
         return cursor
 
     def may_be_of(self, owner: Owner) -> bool:

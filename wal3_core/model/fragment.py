@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import Setsum
+from wal3_core.model.setsum import SETSUM, Setsum
+from wal3_core.model.strict_json import INTEGER, SET, TEXT, Member, Stored, nested
 
-if TYPE_CHECKING:
-    from wal3_core.model.strict_json import Fields, JsonObject
-
-
-# Far more than any writer's options allow; a read asks for at most this many bytes.
+# The size of a fragment's file, far above what any writer's options allow; a read asks for no more.
 BYTES_MAX = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentPointer:
+class FragmentPointer(Stored):
     """Names a fragment, its range and its checksum.
 
     ``first_seq_no`` differs from ``seq_no`` only when a compacted fragment replaces several; such a
@@ -38,10 +34,19 @@ class FragmentPointer:
     num_records: int
     continues: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse values that are not integers: true would be taken for 1, and written as true."""
-        if not type(self.seq_no) is type(self.first_seq_no) is type(self.num_bytes) is type(self.num_records) is int:
-            make_plain(self, first_seq_no=integer, seq_no=integer, num_bytes=integer, num_records=integer)
+    # That of a snapshot of fragments is 1.
+    depth: ClassVar[int] = 0
+    MEMBERS = (
+        Member("path", TEXT),
+        Member("first_seq_no", INTEGER, like="seq_no"),
+        Member("fragment_seq_no", INTEGER, "seq_no"),
+        Member("start", nested(LogPosition)),
+        Member("limit", nested(LogPosition)),
+        Member("setsum", SETSUM),
+        Member("num_bytes", INTEGER),
+        Member("num_records", INTEGER),
+        Member("continues", SET, default=False),
+    )
 
     @property
     def compacted(self) -> bool:
@@ -53,40 +58,10 @@ class FragmentPointer:
         """The highest seq_no it covers."""
         return self.seq_no
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        first: JsonObject = {} if self.first_seq_no == self.seq_no else {"first_seq_no": self.first_seq_no}
-        return {
-            "path": self.path,
-            **first,
-            "fragment_seq_no": self.seq_no,
-            "start": self.start.to_json(),
-            "limit": self.limit.to_json(),
-            "setsum": self.setsum.hexdigest(),
-            "num_bytes": self.num_bytes,
-            "num_records": self.num_records,
-            **({"continues": True} if self.continues else {}),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> FragmentPointer:
-        """Read from a JSON object; CorruptError when its values contradict each other."""
-        path, seq_no = fields.string("path"), FragmentSeqNo(fields.integer("fragment_seq_no"))
-        first = FragmentSeqNo(fields.integer("first_seq_no")) if fields.has("first_seq_no") else seq_no
-        check_fragment_path(path, seq_no)
-        pointer = cls(
-            path=path,
-            first_seq_no=first,
-            seq_no=seq_no,
-            start=LogPosition.from_json(fields.object("start")),
-            limit=LogPosition.from_json(fields.object("limit")),
-            setsum=Setsum.from_hexdigest(fields.string("setsum")),
-            num_bytes=fields.integer("num_bytes"),
-            num_records=fields.integer("num_records"),
-            continues=fields.is_set("continues"),
-        )
-        fields.finish()
-        return pointer
+    def check_stored(self, what: str) -> None:
+        """Refuse the path of another fragment."""
+        del what
+        check_fragment_path(self.path, self.seq_no)
 
     def check(self) -> None:
         """Refuse a range that runs backwards or cannot hold its records."""

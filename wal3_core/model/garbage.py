@@ -88,9 +88,9 @@ class _Cutter:
         if kept == below:
             return pointer
         self.replaced.append(pointer)
-        part = Snapshot(kept, self._manifest.fence, self._manifest.log_id)
+        part = self._manifest.snapshot_of(kept)
         self.written.append(part)
-        return part.pointer_to(part.to_bytes())
+        return part.pointer
 
 
 def _pointer_to_json(pointer: Pointer) -> JsonObject:

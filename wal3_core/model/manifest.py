@@ -19,7 +19,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LOG_ID, MANIFEST, TOKEN, LogId, check_garbage_path
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, SETSUM, Setsum
-from wal3_core.model.snapshot import Pointer, SnapshotPointer, check_run, describe, sum_setsums
+from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, check_run, describe, sum_setsums
 from wal3_core.model.strict_json import (
     FLAG,
     INTEGER,
@@ -38,7 +38,7 @@ from wal3_core.options import POINTERS_MAX, View
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
@@ -366,6 +366,10 @@ class Manifest:
     def last_epoch(self) -> int:
         """Number of the newest epoch, 0 before the first."""
         return self.epochs[-1].epoch if self.epochs else 0
+
+    def snapshot_of(self, pointers: Iterable[Pointer]) -> Snapshot:
+        """Return a new snapshot of some of its pointers, or of those below."""
+        return Snapshot(tuple(pointers), self.fence, self.log_id)
 
     def is_of(self, view: View | None) -> bool:
         """Whether it takes appends of a view, or of none."""

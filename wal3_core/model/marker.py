@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _LOW_BITS, _MORE = 0x7F, 0x80
-# How much of a log's id a marker holds: enough to tell two lives of a name apart.
+# The part of a log's id in a marker: enough to tell two lives of a name apart.
 LIFE_BYTES = 4
 
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_fragment_path
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.strict_json import Fields, JsonObject
 
-# What a cursor remembers: older appends are forgotten.
+# The appends that a cursor remembers: older ones are forgotten.
 NAMED_APPENDS_MAX = 16
 SERIES_LENGTH_MAX = 200
-# Of a token's sixteen digits, those that name the append; the others are random, so that no path is used again.
+# The digits of a token's sixteen that name the append; the others are random, so that no path is used again.
 NAMING_DIGITS = 12
 _NAMING = re.compile(rf"[0-9a-f]{{{NAMING_DIGITS}}}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedAppend:
+class NamedAppend(Stored):
     """An append that was begun: ``naming`` is how the tokens of its fragments begin.
 
     ``number`` is its own in a ``series``, in which each append begins when those before it are done; 0 without a
@@ -38,6 +38,14 @@ class NamedAppend:
     start: int = 0
     limit: int = 0
 
+    MEMBERS = (
+        Member("naming", TEXT),
+        Member("series", TEXT, default=""),
+        Member("number", INTEGER, default=0, beside="series"),
+        Member("start", INTEGER, default=0),
+        Member("limit", INTEGER, default=0, beside="start"),
+    )
+
     @property
     def is_done(self) -> bool:
         """Whether the log has it."""
@@ -47,34 +55,17 @@ class NamedAppend:
         """Return it for a log that ends at an offset: it lies wholly below that, or not in the log."""
         return replace(self, start=0, limit=0) if self.limit > limit else self
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        series: JsonObject = {"series": self.series, "number": self.number} if self.series else {}
-        place: JsonObject = {"start": self.start, "limit": self.limit} if self.is_done else {}
-        return {"naming": self.naming, **series, **place}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> NamedAppend:
-        """Read from a JSON object."""
-        in_series, is_done = fields.has("series"), fields.has("limit")
-        found = cls(
-            naming=fields.string("naming"),
-            series=fields.string("series") if in_series else "",
-            number=fields.integer("number") if in_series else 0,
-            start=fields.integer("start") if is_done else 0,
-            limit=fields.integer("limit") if is_done else 0,
-        )
-        fields.finish()
-        if not _NAMING.fullmatch(found.naming):
-            message = f"{fields.what}: expected {NAMING_DIGITS} hex digits as naming, found {found.naming[:40]!r}"
+    def check_stored(self, what: str) -> None:
+        """Refuse what no append can be."""
+        if not _NAMING.fullmatch(self.naming):
+            message = f"{what}: expected {NAMING_DIGITS} hex digits as naming, found {self.naming[:40]!r}"
             raise CorruptError(message)
-        if in_series and not 1 <= len(found.series) <= SERIES_LENGTH_MAX:
-            message = f"{fields.what}: expected a series of 1 to {SERIES_LENGTH_MAX} characters, or no such field"
+        if len(self.series) > SERIES_LENGTH_MAX:
+            message = f"{what}: expected a series of 1 to {SERIES_LENGTH_MAX} characters, or no such field"
             raise CorruptError(message)
-        if is_done and not 1 <= found.start < found.limit:
-            message = f"{fields.what}: expected a start below its limit, found {found.start} and {found.limit}"
+        if self.start and self.start >= self.limit:
+            message = f"{what}: expected a start below its limit, found {self.start} and {self.limit}"
             raise CorruptError(message)
-        return found
 
 
 def named_of(pointers: Iterable[FragmentPointer]) -> dict[str, list[FragmentPointer]]:

@@ -37,9 +37,9 @@ MANIFEST_FOLDER = "manifest/"
 CURSOR_FOLDER = "cursor/"
 FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
-# Only within a life, whose folder is no part of a log's name: a log may have this name.
+# The folder of key roll-ups, in a life's folder, which is no part of a log's name: a log may have this name.
 KEY_ROLLUP_FOLDER = "keys/"
-# Only within a life, as KEY_ROLLUP_FOLDER.
+# The folder of passes, in a life's folder, as KEY_ROLLUP_FOLDER.
 COMPACTION_FOLDER = "compaction/"
 # The folders of the objects that are deleted once nothing refers to them, or their pass is never installed.
 DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER, COMPACTION_FOLDER)
@@ -47,17 +47,17 @@ GARBAGE_FOLDER = "gc/"
 PIN_FOLDER = "pin/"
 # A server's dirty log is named for it, below this.
 DIRTY = "dirty"
-# Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
+# The beginning of the name of a cursor that finds a writer's last append again, by the paths of its fragments.
 WRITER_CURSOR = "writer-"
 # The cursor of a queue's broker: what lies behind it is not in a checkpoint yet.
 QUEUE_CURSOR = "queue"
 # Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
-# At the root of a store. It is no log's object: no part of a log's name has a dot.
+# The object at a store's root that identifies it. It is no log's: no part of a log's name has a dot.
 STORE_IDENTITY = "wal3-store.json"
 FRAGMENTS_PER_BUCKET = 4096
-# Still within a file name's limit with what a path adds.
+# A cursor's or pin's name: with what a path adds, still within a file name's limit.
 NAME_LENGTH_MAX = 200
 LOG_NAME_LENGTH_MAX = 500
 # A file system's limit for one name, in bytes; names are ASCII, so also in characters.

@@ -9,7 +9,7 @@ from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import LOG_ID, NO_LOG, LogId
 from wal3_core.model.strict_json import FLAG, INTEGER, TEXT, Fields, Kind, Member, StoredDocument
 
-# Room for the largest manifest as text in JSON, where its quotes are escaped.
+# A pin's size: it has room for the largest manifest as text in JSON, where its quotes are escaped.
 BYTES_MAX = 130 * 2**20
 
 

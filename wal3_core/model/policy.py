@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BYTES_MAX = 64 * 2**10
 # A thousand years; a clock in microseconds goes further.
 RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
-# Less than a busy log gets while its consumers handle one batch, and less is not worth a request.
+# The least limit of unprocessed records: a busy log gets more while its consumers handle one batch.
 UNPROCESSED_MIN = 1000
 UNPROCESSED_MAX = 2**63 - 1
 # A smaller fragment is hardly more than its footer.

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import LogId, check_log_id, check_snapshot_path, snapshot_path
+from wal3_core.model.paths import LOG_ID, LogId, check_snapshot_path, snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import Setsum
+from wal3_core.model.setsum import SETSUM, Setsum
+from wal3_core.model.strict_json import INTEGER, TEXT, Member, Stored, nested
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.model.strict_json import JsonValue
 
 FORMAT_VERSION = 2
 # With nodes of a thousand pointers five levels hold an exabyte; more levels make room for smaller nodes.
@@ -32,7 +32,7 @@ BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPointer:
+class SnapshotPointer(Stored):
     """Names a snapshot, its range, its checksum and how many pointers it holds.
 
     ``num_bytes`` and ``num_records`` count what the fragments below it hold.
@@ -49,46 +49,23 @@ class SnapshotPointer:
     num_bytes: int
     num_records: int
 
-    def __post_init__(self) -> None:
-        """Refuse values that are not integers: true would be taken for 1, and written as true."""
-        plain = type(self.depth) is type(self.num_pointers) is type(self.first_seq_no) is type(self.last_seq_no) is int
-        if not (plain and type(self.num_bytes) is type(self.num_records) is int):
-            make_plain(self, depth=integer, num_pointers=integer, first_seq_no=integer, last_seq_no=integer)
-            make_plain(self, num_bytes=integer, num_records=integer)
+    MEMBERS = (
+        Member("path", TEXT),
+        Member("depth", INTEGER),
+        Member("num_pointers", INTEGER),
+        Member("first_seq_no", INTEGER),
+        Member("last_seq_no", INTEGER),
+        Member("start", nested(LogPosition)),
+        Member("limit", nested(LogPosition)),
+        Member("setsum", SETSUM),
+        Member("num_bytes", INTEGER),
+        Member("num_records", INTEGER),
+    )
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {
-            "path": self.path,
-            "depth": self.depth,
-            "num_pointers": self.num_pointers,
-            "first_seq_no": self.first_seq_no,
-            "last_seq_no": self.last_seq_no,
-            "start": self.start.to_json(),
-            "limit": self.limit.to_json(),
-            "setsum": self.setsum.hexdigest(),
-            "num_bytes": self.num_bytes,
-            "num_records": self.num_records,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> SnapshotPointer:
-        """Read from a JSON object."""
-        setsum = Setsum.from_hexdigest(fields.string("setsum"))
-        pointer = cls(
-            path=check_snapshot_path(fields.string("path"), setsum),
-            depth=fields.integer("depth"),
-            num_pointers=fields.integer("num_pointers"),
-            first_seq_no=FragmentSeqNo(fields.integer("first_seq_no")),
-            last_seq_no=FragmentSeqNo(fields.integer("last_seq_no")),
-            start=LogPosition.from_json(fields.object("start")),
-            limit=LogPosition.from_json(fields.object("limit")),
-            setsum=setsum,
-            num_bytes=fields.integer("num_bytes"),
-            num_records=fields.integer("num_records"),
-        )
-        fields.finish()
-        return pointer
+    def check_stored(self, what: str) -> None:
+        """Refuse a path of another setsum."""
+        del what
+        check_snapshot_path(self.path, self.setsum)
 
     def check(self) -> None:
         """Refuse a range that runs backwards, or a depth out of range."""
@@ -149,20 +126,18 @@ class Snapshot:
     @property
     def depth(self) -> int:
         """Levels down to the fragments."""
-        first = self.pointers[0]
-        return 1 if isinstance(first, FragmentPointer) else first.depth + 1
+        return self.pointers[0].depth + 1
+
+    @property
+    def pointer(self) -> SnapshotPointer:
+        """The pointer to it."""
+        return self.pointer_to(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """Encode; the name covers the bytes, so they carry no checksum of their own."""
-        return strict_json.dump(
-            {
-                "format_version": FORMAT_VERSION,
-                "log_id": self.log_id,
-                "fence": self.fence,
-                "depth": self.depth,
-                "pointers": [pointer.to_json() for pointer in self.pointers],
-            }
-        )
+        pointers: list[JsonValue] = [pointer.to_json() for pointer in self.pointers]
+        head = strict_json.dump_members(self, _BEFORE_POINTERS)
+        return strict_json.dump({"format_version": FORMAT_VERSION, **head, "pointers": pointers})
 
     def pointer_to(self, data: bytes) -> SnapshotPointer:
         """Point to this snapshot, encoded as ``data``."""
@@ -208,19 +183,17 @@ class Snapshot:
         """Decode a snapshot, and the depth that it states."""
         fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
         strict_json.check_format_version(fields, FORMAT_VERSION)
-        log_id = check_log_id(fields.string("log_id"), what)
-        fence, depth = fields.integer("fence"), fields.integer("depth")
+        head = strict_json.read_members(fields, _BEFORE_POINTERS)
+        depth = head.pop("depth")
         reader = FragmentPointer.from_json if depth == 1 else SnapshotPointer.from_json
-        snapshot = cls(
-            tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)), fence, log_id
-        )
+        snapshot = cls(tuple(map(reader, fields.objects("pointers", count_max=POINTERS_MAX))), **head)
         fields.finish()
         snapshot.check(what)
         return snapshot, depth
 
     def check(self, what: str) -> None:
         """Refuse an empty snapshot, one that mixes levels, or one with gaps."""
-        depths = {pointer.depth if isinstance(pointer, SnapshotPointer) else 0 for pointer in self.pointers}
+        depths = {pointer.depth for pointer in self.pointers}
         if len(depths) != 1 or self.depth > DEPTH_MAX:
             message = (
                 f"{what}: expected pointers to fragments, or to snapshots of one depth below {DEPTH_MAX},"
@@ -228,3 +201,7 @@ class Snapshot:
             )
             raise CorruptError(message)
         check_run(self.pointers)
+
+
+# The members in the order in which they are stored, but for the pointers, whose kind follows from the depth.
+_BEFORE_POINTERS = (Member("log_id", LOG_ID), Member("fence", INTEGER), Member("depth", INTEGER))

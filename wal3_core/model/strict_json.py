@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -285,7 +285,8 @@ class Kind:
     """How a member is read from an object, by its name, and written."""
 
     read: Callable[[Fields, str], Any]
-    write: Callable[[Any], JsonValue] = lambda value: value
+    # None: as it is.
+    write: Callable[[Any], JsonValue] | None = None
 
 
 INTEGER, TEXT, FLAG, JSON = Kind(Fields.integer), Kind(Fields.string), Kind(Fields.flag), Kind(Fields.json)
@@ -332,34 +333,64 @@ _REQUIRED: Final = object()
 class Member:
     """What is stored under a name: the attribute of that name, or of another.
 
-    One with a ``default`` is left out while it has that.
+    One with a ``default`` is left out while it has that, one that is ``like`` another attribute while it equals that,
+    and one ``beside`` an attribute that is read before while that is false.
     """
 
     name: str
     kind: Kind
     attribute: str = ""
     default: object = _REQUIRED
+    like: str = ""
+    beside: str = ""
+
+    # Whether a document may be without it.
+    may_lack: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out once what each document would ask for."""
+        object.__setattr__(self, "attribute", self.attribute or self.name)
+        object.__setattr__(self, "may_lack", self.default is not _REQUIRED or bool(self.like))
+
+    def lacks(self, value: object, found: object) -> bool:
+        """Whether the document of a value is without it."""
+        if self.beside:
+            return not getattr(value, self.beside)
+        return found == (getattr(value, self.like) if self.like else self.default)
 
 
 def dump_members(value: object, members: Iterable[Member]) -> JsonObject:
     """Return what members say of a value, in their order."""
-    held = [(each, getattr(value, each.attribute or each.name)) for each in members]
-    return {each.name: each.kind.write(found) for each, found in held if found != each.default}
+    stored: JsonObject = {}
+    for each in members:
+        found = getattr(value, each.attribute)
+        if each.may_lack and each.lacks(value, found):
+            continue
+        write = each.kind.write
+        stored[each.name] = found if write is None else write(found)
+    return stored
 
 
 def read_members(fields: Fields, members: Iterable[Member]) -> dict[str, Any]:
     """Read attributes from an object; CorruptError for a default that is not left out: no version wrote that."""
     values: dict[str, Any] = {}
+    likes: dict[str, str] = {}
     for each in members:
-        attribute = each.attribute or each.name
-        if each.default is not _REQUIRED and not fields.has(each.name):
+        attribute = each.attribute
+        if not each.may_lack:
+            values[attribute] = each.kind.read(fields, each.name)
+        elif each.like and not fields.has(each.name):
+            likes[attribute] = each.like
+        elif not values[each.beside] if each.beside else not fields.has(each.name):
             values[attribute] = each.default
-            continue
-        values[attribute] = each.kind.read(fields, each.name)
-        if values[attribute] == each.default:
-            message = f"{fields.what}: field {each.name}: expected no such field, or another value, found its default"
-            raise CorruptError(message)
-    return values
+        else:
+            values[attribute] = found = each.kind.read(fields, each.name)
+            if found == each.default and not each.beside:
+                message = (
+                    f"{fields.what}: field {each.name}: expected no such field, or another value, found its default"
+                )
+                raise CorruptError(message)
+    return values | {name: values[other] for name, other in likes.items()} if likes else values
 
 
 class Stored:
@@ -376,8 +407,13 @@ class Stored:
     def from_json(cls, fields: Fields) -> Self:
         """Read from a JSON object; CorruptError when anything is off."""
         make: Callable[..., Self] = cls
-        stored = make(**read_members(fields, cls.MEMBERS))
+        values = read_members(fields, cls.MEMBERS)
         fields.finish()
+        try:
+            stored = make(**values)
+        except InvalidRequestError as error:
+            message = f"{fields.what}: {error}"
+            raise CorruptError(message) from error
         stored.check_stored(fields.what)
         return stored
 
@@ -417,7 +453,7 @@ class StoredDocument(Stored):
         return dump_checksummed({"format_version": self.FORMAT_VERSION, **self.to_json()})
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, what: str) -> Self:
+    def from_bytes(cls, data: bytes, what: str) -> Self:
         """Decode; CorruptError names ``what`` when anything is off."""
         return cls.from_fields(load_checksummed(data, what=what, bytes_max=cls.BYTES_MAX))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.paths import LOG_ID, NO_LOG, LogId
-from wal3_core.model.strict_json import INTEGER, TEXT, Member, StoredDocument
+from wal3_core.model.strict_json import FLAG, INTEGER, TEXT, Member, StoredDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,22 +30,21 @@ class Tombstone(StoredDocument):
     generation: int
     log_id: LogId = NO_LOG
     writer: str = ""
+    deleted: bool = True
 
     BYTES_MAX = 4 * 2**10
-    MEMBERS = (Member("log_id", LOG_ID), Member("generation", INTEGER), Member("writer", TEXT))
+    MEMBERS = (
+        Member("deleted", FLAG),
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("writer", TEXT),
+    )
 
-    def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON."""
-        return strict_json.dump_checksummed({"format_version": self.FORMAT_VERSION, "deleted": True, **self.to_json()})
-
-    @classmethod
-    def from_fields(cls, fields: strict_json.Fields) -> Tombstone:
-        """Read from a JSON object."""
-        strict_json.check_format_version(fields, cls.FORMAT_VERSION)
-        if not fields.flag("deleted"):
-            message = f"{fields.what}: field deleted: expected true, found false"
+    def check_stored(self, what: str) -> None:
+        """Refuse one that says that nothing is deleted."""
+        if not self.deleted:
+            message = f"{what}: field deleted: expected true, found false"
             raise CorruptError(message)
-        return cls.from_json(fields)
 
 
 def or_tombstone(data: bytes, read: Callable[[strict_json.Fields], D], *, what: str, bytes_max: int) -> D | Tombstone:

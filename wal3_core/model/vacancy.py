@@ -57,7 +57,7 @@ class Vacancy(StoredDocument):
         return self.kind is VacancyKind.FOLLOWING and self.terms == log_id
 
 
-def manifest_or_vacancy(data: bytes, *, what: str) -> Manifest | Vacancy:
+def manifest_or_vacancy(data: bytes, what: str) -> Manifest | Vacancy:
     """Decode and check a name's manifest object; CorruptError names ``what`` when anything is off."""
     fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
     return Vacancy.from_fields(fields) if fields.has("vacant") else Manifest.from_fields(fields)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.model.garbage import Garbage
-    from wal3_core.model.retried import Retried
     from wal3_core.model.snapshot import Pointer
 
 # Manifest, cursors, garbage documents, a few snapshots.

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from wal3_core.compaction.grouping import Group
     from wal3_core.compaction.merge import Merging
     from wal3_core.compaction.reports import KeyCompactorOptions
+    from wal3_core.compaction.retried import Retried
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
-    from wal3_core.model.retried import Retried
     from wal3_core.spark.jobs import JobWatch
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 
-from wal3_core.model.retried import REASONS_MAX, Retried
+from wal3_core.compaction.retried import REASONS_MAX, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
+from wal3_core.compaction.retried import Retried
 from wal3_core.fleet.outcomes import Refusal
-from wal3_core.model.retried import Retried
 from wal3_core.runtime import shared_runtime
 from wal3_core.runtime.loggers import SPARK
 from wal3_core.spark.collect_task import RESULTS, collect_task, from_text

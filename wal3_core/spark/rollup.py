@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.model.marker import Marker
-    from wal3_core.model.retried import Retried
     from wal3_core.model.strict_json import Fields
     from wal3_core.storage.object_store import ObjectStore
 

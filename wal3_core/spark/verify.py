@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
+from wal3_core.compaction.retried import Retried
 from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError, UnavailableError
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, ScrubReport, cursor_problems, pruned_where_gaps, still_named
 from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, check_log_name
-from wal3_core.model.retried import Retried
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime

@@ -6,7 +6,8 @@ Works in a folder of its own, and removes it. Source: docs/protocol.md, "Object 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
@@ -15,9 +16,8 @@ from urllib.parse import urlsplit
 from wal3_core.errors import LogError, UnavailableError, UnsuitableStoreError
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
-from wal3_core.model.shape import UNROLLED_POINTERS
 from wal3_core.model.vacancy import manifest_or_vacancy
-from wal3_core.options import RetryOptions
+from wal3_core.options import UNROLLED_POINTERS, RetryOptions
 from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,
@@ -45,20 +45,20 @@ T = TypeVar("T")
 _RACERS = 8
 _INCREMENTS = 10
 _CREATE_ROUNDS = 10
-# Ends the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
+# The length of the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
 _RACE_S_MAX = 20.0
-# How long objects are replaced while a list is asked for again and again.
+# The time in which objects are replaced while a list is asked for again and again.
 _LIST_RACE_S = 1.0
-# How long a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
+# The time in which a PUT without an outcome is sent again, and the pause of a racer that is to slow down.
 _RETRY_S, _SLOWER_S = 5.0, 0.1
-# Named as in a log: a cache on the way may know it by its name.
+# The object that is replaced has a name as in a log: a cache on the way may know it by that.
 _REPLACED = MANIFEST
 _KEYS_LOOKED_AT_MAX = 1000
 _MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
 _CLOCK_DIFFERENCE_US_NOTED = 5_000_000
-# Turns a version into one of the same form that no object has.
+# A translation of a version into one of the same form that no object has.
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 _LISTED = ("list/a-1", "list/a.1", "list/a/1", "list/a0", "list/b")
 
@@ -70,10 +70,6 @@ class Check:
     name: str
     passed: bool
     found: str
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"name": self.name, "passed": self.passed, "found": self.found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +94,8 @@ class DoctorReport:
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
-        return {
-            "url": self.url,
-            "suitable": self.suitable,
-            "checks": [check.to_json() for check in self.checks],
-            "put_us": self.put_us,
-            "get_us": self.get_us,
-            "cas_us": self.cas_us,
-            "clock_difference_us": self.clock_difference_us,
-            "advice": list(self.advice),
-        }
+        shown: JsonObject = {"url": self.url, "suitable": self.suitable}
+        return shown | asdict(self)
 
 
 def examine(
@@ -354,7 +342,7 @@ class _Examination:
         acknowledged = lost = 0
         for number in range(_CREATE_ROUNDS):
             path = f"race/{number}"
-            outcomes = self._race([self._creation(path, racer) for racer in range(_RACERS)])
+            outcomes = self._race([partial(self._store.create, path, b"%d" % racer) for racer in range(_RACERS)])
             present = self._store.read(path)
             winners = [b"%d" % racer for racer, outcome in enumerate(outcomes) if isinstance(outcome, Done)]
             acknowledged += len(winners)
@@ -362,17 +350,14 @@ class _Examination:
         found = f"{_RACERS} writers, {_CREATE_ROUNDS} objects: {acknowledged} acknowledged, {lost} of them lost"
         self._note("one of several racing creates is done", found, passed=lost == 0 and acknowledged > 0)
 
-    def _creation(self, path: str, racer: int) -> Callable[[], PutOutcome]:
-        return lambda: self._store.create(path, b"%d" % racer)
-
     def _check_racing_swaps(self) -> None:
         self._created("swap", b"")
         slowed, began_s = self._slowed, self._runtime.monotonic_s()
         limit_s = began_s + _RACE_S_MAX
-        swapped = self._race([self._swaps(racer, limit_s) for racer in range(_RACERS)])
-        acknowledged = [mark for marks in swapped for mark in marks]
+        swapped = self._race([partial(self._swaps, racer, limit_s) for racer in range(_RACERS)])
+        acknowledged = [word for words in swapped for word in words]
         present = (self._store.read("swap") or b"").split()
-        lost = len(acknowledged) - sum(mark in present for mark in acknowledged)
+        lost = len(acknowledged) - sum(word in present for word in acknowledged)
         found = f"{_RACERS} writers: {len(acknowledged)} acknowledged, {lost} of them lost"
         self._note("racing swaps lose nothing", found, passed=lost == 0 and bool(acknowledged))
         if self._slowed > slowed:
@@ -382,34 +367,31 @@ class _Examination:
                 f" records each has, and an append waits for the next; logs do not share this limit"
             )
 
-    def _swaps(self, racer: int, limit_s: float) -> Callable[[], list[bytes]]:
-        """Make a task that adds its own marks to the object, and returns those that were acknowledged."""
+    def _swaps(self, racer: int, limit_s: float) -> list[bytes]:
+        """Add a racer's own words to the object; return those that were acknowledged."""
+        acknowledged: list[bytes] = []
+        attempt = 0
+        while len(acknowledged) < _INCREMENTS and self._runtime.monotonic_s() < limit_s:
+            attempt += 1
+            # Never the same twice: one whose outcome is unknown may already be stored.
+            word = b"%d.%d" % (racer, attempt)
+            if self._swap(word):
+                acknowledged.append(word)
+        return acknowledged
 
-        def run() -> list[bytes]:
-            acknowledged: list[bytes] = []
-            attempt = 0
-            while len(acknowledged) < _INCREMENTS and self._runtime.monotonic_s() < limit_s:
-                attempt += 1
-                # Never the same twice: one whose outcome is unknown may already be stored.
-                mark = b"%d.%d" % (racer, attempt)
-                if self._swap(mark):
-                    acknowledged.append(mark)
-            return acknowledged
-
-        return run
-
-    def _swap(self, mark: bytes) -> bool:
+    def _swap(self, word: bytes) -> bool:
         found = self._store.get("swap")
         if not isinstance(found, Versioned):
             return False
-        outcome = self._once("swap", found.data + mark + b" ", found.etag)
+        outcome = self._once("swap", found.data + word + b" ", found.etag)
         if isinstance(outcome, Unknown):
             self._runtime.sleep(_SLOWER_S * self._runtime.jitter())
         return isinstance(outcome, Done)
 
     def _check_racing_lists(self) -> None:
         """Check that a list names what is replaced meanwhile, as cursors are: what they keep would be collected."""
-        moving = [self._moves(path, self._created(path, b"")) for path in _MOVED]
+        moving: list[Callable[[], list[int]]]
+        moving = [partial(self._moves, path, self._created(path, b"")) for path in _MOVED]
         lists, *moves = self._race([self._lists, *moving])
         found = f"{len(lists)} lists during {sum(map(len, moves))} replaces: {sum(lists)} names left out"
         self._note("a list names what is replaced meanwhile", found, passed=not any(lists))
@@ -422,24 +404,16 @@ class _Examination:
             missing.append(len(_MOVED) - len(list(self._store.list_objects("moved/"))))
         return missing
 
-    def _moves(self, path: str, etag: Etag) -> Callable[[], list[int]]:
-        """Make a task that replaces an object over and over, and returns the numbers of the replaces that were done."""
-
-        def run() -> list[int]:
-            done: list[int] = []
-            limit_s = self._runtime.monotonic_s() + _LIST_RACE_S
-            found: PutOutcome | Versioned = Done(etag)
-            while isinstance(found, Done | Versioned) and self._runtime.monotonic_s() < limit_s:
-                outcome = self._once(path, b"%d" % len(done), found.etag)
-                done += [len(done)] * isinstance(outcome, Done)
-                found = outcome if isinstance(outcome, Done) else self._current(path)
-            return done
-
-        return run
-
-    def _current(self, path: str) -> PutOutcome | Versioned:
-        found = self._store.get(path)
-        return found if isinstance(found, Versioned) else Refused()
+    def _moves(self, path: str, etag: Etag) -> list[int]:
+        """Replace an object over and over; return the numbers of the replaces that were done."""
+        done: list[int] = []
+        limit_s = self._runtime.monotonic_s() + _LIST_RACE_S
+        found: Done | Versioned | NotModified | None = Done(etag)
+        while isinstance(found, Done | Versioned) and self._runtime.monotonic_s() < limit_s:
+            outcome = self._once(path, b"%d" % len(done), found.etag)
+            done += [len(done)] * isinstance(outcome, Done)
+            found = outcome if isinstance(outcome, Done) else self._store.get(path)
+        return done
 
     def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
         futures = [self._start(task) for task in tasks]
@@ -463,23 +437,18 @@ class _Examination:
 
     def _measure(self, replace: Callable[[str, bytes, Etag], PutOutcome]) -> tuple[int, int, int]:
         """Return the medians of a create, a read and a swap."""
-        puts_s: list[float] = []
-        gets_s: list[float] = []
-        swaps_s: list[float] = []
+        times_s: list[tuple[float, ...]] = []
         for number in range(_LATENCY_SAMPLES):
-            path = f"latency/{number}"
-            start_s = self._runtime.monotonic_s()
+            path, began_s = f"latency/{number}", self._runtime.monotonic_s()
             etag = self._created(path, _SAMPLE)
             created_s = self._runtime.monotonic_s()
             self._store.read(path)
             read_s = self._runtime.monotonic_s()
             # Other bytes: of the same ones, some servers make the same version.
             replace(path, _SAMPLE[1:], etag)
-            swapped_s = self._runtime.monotonic_s()
-            puts_s.append(created_s - start_s)
-            gets_s.append(read_s - created_s)
-            swaps_s.append(swapped_s - read_s)
-        return _median_us(puts_s), _median_us(gets_s), _median_us(swaps_s)
+            times_s.append((created_s - began_s, read_s - created_s, self._runtime.monotonic_s() - read_s))
+        put_us, get_us, cas_us = (round(median(each) * US_PER_S) for each in zip(*times_s, strict=True))
+        return put_us, get_us, cas_us
 
     def _clock_difference_us(self) -> int:
         before_us = self._runtime.now_us()
@@ -497,10 +466,6 @@ class _Examination:
             self._store.delete("create")
         gone = self._store.read("create") is None and self._store.head("create") is None
         self._note("a delete removes an object and can be repeated", "gone" if gone else "still there", passed=gone)
-
-
-def _median_us(times_s: list[float]) -> int:
-    return round(median(times_s) * US_PER_S)
 
 
 def _shown(outcome: PutOutcome) -> str:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long after a report a store's next silence is reported again.
+# The time after a report in which a store's next silence is not reported.
 _QUIET_S = 60.0
-# When this long after a failed request no other was sent, its caller has given up: longer than any pause of a retry.
+# The time after a failed request without another one when its caller has given up: longer than a retry's pause.
 _GAVE_UP_S = 10.0
-# How people call the requests.
+# The names of requests for people.
 _VERBS = {"read": "GET", "get": "GET", "create": "PUT", "replace": "PUT"}
 
 

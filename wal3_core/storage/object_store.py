@@ -69,7 +69,7 @@ class Unknown:
 WRITES = frozenset({"create", "replace", "delete"})
 
 PutOutcome = Done | Refused | Unknown
-# What is said of a refusal that the object does not explain.
+# The cause in errors of a refusal that the object does not explain.
 REFUSED = "refused, perhaps as the repetition of a request that is under way or done"
 
 
@@ -152,49 +152,43 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """The store's URL."""
         return self._store.url
 
     @property
     def share(self) -> Share:
-        """Whose work a request is."""
         return share_of(self._store)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
-        return self._sent("read", path, lambda: self._store.read(path, start=start, length=length))
+        return self._sent("read", path, lambda: self._store.read(self._at(path), start=start, length=length))
 
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
     ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
         return self._sent(
-            "get", path, lambda: self._store.get(path, if_none_match=if_none_match, length_max=length_max)
+            "get", path, lambda: self._store.get(self._at(path), if_none_match=if_none_match, length_max=length_max)
         )
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
-        return self._sent("create", path, lambda: self._store.create(path, data))
+        return self._sent("create", path, lambda: self._store.create(self._at(path), data))
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
-        return self._sent("replace", path, lambda: self._store.replace(path, data, etag))
+        return self._sent("replace", path, lambda: self._store.replace(self._at(path), data, etag))
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
-        return self._sent("head", path, lambda: self._store.head(path))
+        return self._sent("head", path, lambda: self._store.head(self._at(path)))
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         return self._store.list_objects(folder, start_after=start_after)
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
         return self._sent("list", folder, lambda: self._store.list_folders(folder))
 
     def delete(self, path: str) -> None:
-        """Remove an object."""
-        self._sent("delete", path, lambda: self._store.delete(path))
+        self._sent("delete", path, lambda: self._store.delete(self._at(path)))
+
+    def _at(self, path: str) -> str:
+        """Return an object's path in the other store."""
+        return path
 
     def _sent(self, kind: str, path: str, send: Callable[[], T]) -> T:
         """Send a request of the ``kind`` read, get, create, replace, head, list or delete; all but lists of objects."""
@@ -226,42 +220,20 @@ class FolderStore(StoreWrapper):
         # A folder given as a function lies in a log's folder.
         return Share(whole.store, whole.log or self._named) if isinstance(self._named, str) else whole
 
-    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
-        return self._store.read(self._folder + path, start=start, length=length)
-
-    def get(
-        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
-    ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
-        return self._store.get(self._folder + path, if_none_match=if_none_match, length_max=length_max)
-
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
-        return self._store.create(self._folder + path, data)
-
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
-        return self._store.replace(self._folder + path, data, etag)
-
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
         found = self._store.head(self._folder + path)
         return None if found is None else self._inside(found)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         after = self._folder + start_after if start_after else ""
         for found in self._store.list_objects(self._folder + folder, start_after=after):
             yield self._inside(found)
 
     def list_folders(self, folder: str) -> list[str]:
-        """List the folders directly in a folder."""
         return [found.removeprefix(self._folder) for found in self._store.list_folders(self._folder + folder)]
 
-    def delete(self, path: str) -> None:
-        """Remove an object."""
-        self._store.delete(self._folder + path)
+    def _at(self, path: str) -> str:
+        return self._folder + path
 
     def _inside(self, found: ObjectMeta) -> ObjectMeta:
         return ObjectMeta(found.path.removeprefix(self._folder), found.size, found.last_modified_us)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 _LOCK_WAIT_S_LIMIT = 24 * 60 * 60
-# How long a request waits for its turn, unless the URL says how long it may take.
+# The wait of a request for its turn, unless the URL says how long a request may take.
 _TURN_S_MAX = 20.0
 _RATES_PER_S = {("s3", "writes"): S3_WRITES_PER_S, ("s3", "reads"): S3_READS_PER_S}
 _RATE_MAX = 1_000_000

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # The share of the rate that first tries can use.
 _FIRST_TRIES = 0.9
-# How much of a second's requests can be sent at once.
+# The share of a second's requests that can be sent at once.
 _BURST = 0.02
 # The lowest rate after halvings: six of them, but one request a second if the limit is at least that.
 _FLOOR = 1 / 64
@@ -44,11 +44,11 @@ _FLOOR_PER_S = 1.0
 # Stores count requests by the second: an answer to a request that was sent earlier after a change of the rate says
 # nothing about the new rate.
 _SETTLES_S = 1.0
-# How much of the limit the rate regains every time.
+# The share of the limit that the rate regains every time.
 _REGAINED = 0.05
-# How long a caller that is not next waits before it looks again, in case the one before it was interrupted.
+# The wait of a caller that is not next, in case the one before it was interrupted.
 _RECHECK_S = 1.0
-# Lost in rounding.
+# The part of a token that rounding may lose.
 _EPSILON = 1e-9
 
 
@@ -323,9 +323,9 @@ T = TypeVar("T")
 
 # The objects in one answer to a list request; each answer takes a turn.
 _PAGE_OBJECTS = 1000
-# How many requests without an answer are remembered, to know their retries.
+# The requests without an answer that are remembered, to know their retries.
 _UNANSWERED_MAX = 1000
-# Takes turns of the throttle of reads; all else takes those of writes.
+# The kinds of requests that take turns of the throttle of reads; the others take those of writes.
 _READS = frozenset({"read", "get", "head"})
 
 
@@ -364,7 +364,6 @@ class ThrottledStore(StoreWrapper):
         return {each.kind: each.stats() for each in (self._writes, self._reads) if each is not None}
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         listing = iter(self._store.list_objects(folder, start_after=start_after))
         more = True
         while more:
@@ -442,13 +441,11 @@ class RateLimitedStore(StoreWrapper):
         self._rate = rate
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
         found = self._store.read(path, start=start, length=length)
         self._rate.pay(len(found or b""))
         return found
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
         outcome = self._store.create(path, data)
         # One without an answer is tried again first: its caller has only so much time.
         if isinstance(outcome, Done):

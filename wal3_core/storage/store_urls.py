@@ -24,7 +24,7 @@ _OPTIONS = {
 _CONTROL = re.compile("[\0-\x1f]|%00")
 
 
-# What stands before the @ of a host, but not in a directory's path. A secret key may have slashes in it.
+# The text before the @ of a host, but not in a directory's path. A secret key may have slashes in it.
 _USER = re.compile(r"(?<=:)(?<!^file:)(?<!^memory:)[^\s?#&]*@")
 NO_SECRETS = "expected no user or password, which errors would print (keys are given by the environment or a profile)"
 

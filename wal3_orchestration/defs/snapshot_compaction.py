@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.model.shape import Shape, measure_shape
+from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.framework.assets import LogAsset, LogJob
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder

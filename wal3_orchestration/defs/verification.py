@@ -30,7 +30,7 @@ from wal3_orchestration.framework.triggers import LogSchedule, Workflow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.retried import Retried
+    from wal3_core.compaction.retried import Retried
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dagster import JsonMetadataValue, TimestampMetadataValue
 
-    from wal3_core.model.retried import Retried
+    from wal3_core.compaction.retried import Retried
     from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
     from wal3_orchestration.framework.runbook import Section
     from wal3_orchestration.framework.scope import Scope

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from dagster import AssetKey, DagsterInstance, EventLogRecord
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.fleet.outcomes import Refusal
-    from wal3_core.model.retried import Retried
     from wal3_orchestration.framework.checks import CheckResult, Value
     from wal3_orchestration.framework.runbook import Section
     from wal3_orchestration.framework.step import Step

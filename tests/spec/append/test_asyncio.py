@@ -26,8 +26,7 @@ from wal3_core.log.read.following import Calls
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
-    from wal3_core import LogPosition
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import LogPosition, MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 DEADLINE_S = 20.0

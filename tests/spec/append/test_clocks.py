@@ -39,7 +39,7 @@ from wal3_core.runtime import US_PER_S, ThreadRuntime
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"

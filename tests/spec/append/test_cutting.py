@@ -10,8 +10,7 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter, WriterOptions
-from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core import LogWriter, MemoryStore, WriterOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

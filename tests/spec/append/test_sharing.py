@@ -11,8 +11,7 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter
-from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core import LogWriter, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ from wal3_core.runtime import ThreadRuntime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05

@@ -38,6 +38,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     PinStore,
     Policy,
@@ -61,7 +62,6 @@ from wal3_core.options import (
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -76,7 +76,7 @@ from wal3_core.options import SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = WriterOptions(

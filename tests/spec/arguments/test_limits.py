@@ -39,7 +39,7 @@ from wal3_core.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 # The limits scaled down, so that a fragment at both limits is made quickly.
 SCALE = 64

@@ -42,7 +42,7 @@ from wal3_core.storage.documents.cursor_store import CursorStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.stores import Fault
+    from wal3_core import MemoryStore
     from wal3_core.model.garbage import Garbage
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

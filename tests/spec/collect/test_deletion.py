@@ -37,7 +37,7 @@ from tests.spec.collecting import (
     stride,
 )
 from tests.stores import FaultyStore, damage, life_path, life_store
-from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
+from wal3_core import InvalidRequestError, MemoryStore, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport
@@ -46,7 +46,6 @@ from wal3_core.model.paths import mark_path
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.garbage_store import GarbageStore
 from wal3_core.storage.documents.manifest_store import ManifestStore

@@ -33,7 +33,7 @@ from wal3_core.storage.backends.local import LocalStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 class Full:

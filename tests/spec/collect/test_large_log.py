@@ -20,7 +20,7 @@ from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, Sna
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)

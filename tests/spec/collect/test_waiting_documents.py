@@ -41,8 +41,8 @@ from wal3_core.storage.object_store import Done
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core import MemoryStore
     from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 PROMPT = replace(LATER, orphans_max=0)

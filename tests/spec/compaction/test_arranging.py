@@ -23,6 +23,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Policy,
     WriterOptions,
     copy,
@@ -42,7 +43,6 @@ from wal3_core.model.paths import KEY_ROLLUP_FOLDER
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 

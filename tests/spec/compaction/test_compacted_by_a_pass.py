@@ -7,9 +7,8 @@ import pytest
 from tests.compacted_logs import compact, fragments_of
 from tests.spec.compacting import append, compactor, keyed_log, records
 from tests.stores import life_store
-from wal3_core import GarbageCollectedError, LogAt, LogReader, copy, repair_log, scrub, update_copy
+from wal3_core import GarbageCollectedError, LogAt, LogReader, MemoryStore, copy, repair_log, scrub, update_copy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 pytestmark = pytest.mark.slow
 

@@ -17,6 +17,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Origin,
     Record,
     RepairReport,
@@ -30,7 +31,6 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 T0 = 1_000
 DROPPED = {1, 2, 8, 9, 13, 14, 15, 20, 36}

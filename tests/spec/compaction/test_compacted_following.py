@@ -15,13 +15,13 @@ from wal3_core import (
     GarbageCollectedError,
     LogPosition,
     LogReader,
+    MemoryStore,
     Record,
     follow_across,
     records_across,
 )
 from wal3_core.options import ConsumerOptions, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 # Nothing is read ahead, so that each object is missing when its turn comes.
 CLOSE = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=0, poll_s_min=0.001)

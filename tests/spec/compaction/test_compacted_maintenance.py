@@ -17,6 +17,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     Record,
     UnknownDurabilityError,
@@ -35,7 +36,6 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.scrub import ScrubReport
 from wal3_core.options import RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 T0 = 1_000
 NARROW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))

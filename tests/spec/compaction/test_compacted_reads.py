@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compacted_logs import compact, write_log
-from wal3_core import AtTime, Limits, LogReader, Record, open_pinned, records_across
+from wal3_core import AtTime, Limits, LogReader, MemoryStore, Record, open_pinned, records_across
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:

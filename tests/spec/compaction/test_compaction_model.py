@@ -22,7 +22,7 @@ from tests.spec.compacting import OPTIONS, TINY
 from tests.spec.compaction_rules import Rules, WatchedStore
 from tests.spec.logs import Crashed
 from tests.stores import FaultyStore
-from wal3_core import LogReader, LogWriter, Message, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import (
     CollectionRefusedError,
@@ -38,7 +38,6 @@ from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.policy_store import PolicyStore

@@ -13,20 +13,20 @@ import pytest
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import CountingStore, FaultyStore, life_store
-from wal3_core import LogAt, LogReader, LogWriter, copy
+from wal3_core import LogAt, LogReader, LogWriter, MemoryStore, copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.dropped import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
+from wal3_core.log.tree.splice import apply_splice, splice
 from wal3_core.model import parquet
+from wal3_core.model.pass_record import Replacement
 from wal3_core.model.paths import MANIFEST, fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
-from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.documents.pin_store import PinStore

@@ -10,7 +10,7 @@ from tests.spec.collecting import LATER, NOW, QUICK, ClockStore, Later, count_re
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
-from wal3_core import LogPosition, seal
+from wal3_core import LogPosition, MemoryStore, seal
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import (
     GarbageCollectedError,
@@ -27,7 +27,6 @@ from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 

@@ -12,7 +12,17 @@ from tests.spec.collecting import LATER, LOG, NOW, ClockStore, Later, count_requ
 from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log, records
 from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap
+from wal3_core import (
+    CursorStore,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    MemoryStore,
+    Origin,
+    Record,
+    WriterOptions,
+    bootstrap,
+)
 from wal3_core.compaction import grouping
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.engine import LocalWork
@@ -22,7 +32,6 @@ from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import POLICY, pass_path
 from wal3_core.options import MIB, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     UnavailableError,
     copy,
@@ -33,7 +34,6 @@ from wal3_core import (
 )
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
+    from wal3_core import MemoryStore
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.storage.backends.memory import MemoryStore
 
 ONE_EACH = WriterOptions(batch_records_max=1)
 

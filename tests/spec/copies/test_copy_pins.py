@@ -19,6 +19,7 @@ from wal3_core import (
     LogExistsError,
     LogNotFoundError,
     LogReplacedError,
+    MemoryStore,
     PinStore,
     StoreDeniedError,
     UnavailableError,
@@ -28,7 +29,6 @@ from wal3_core import (
 )
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import canonical_url, log_store
 

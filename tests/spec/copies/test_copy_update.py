@@ -21,6 +21,7 @@ from wal3_core import (
     LogNotFoundError,
     LogPosition,
     LogWriter,
+    MemoryStore,
     Message,
     PinStore,
     UnavailableError,
@@ -34,7 +35,6 @@ from wal3_core import collect as collect_all
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.cursor import Owner
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

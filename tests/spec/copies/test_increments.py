@@ -29,8 +29,7 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.model.policy import Cleanup
 
 if TYPE_CHECKING:
-    from wal3_core import Record
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore, Record
     from wal3_core.storage.object_store import ObjectStore
 
 

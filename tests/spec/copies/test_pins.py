@@ -27,8 +27,8 @@ from wal3_core import (
 from wal3_core.log.collect.deleter import Deleter
 
 if TYPE_CHECKING:
+    from wal3_core import MemoryStore
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -29,7 +29,7 @@ from wal3_core.options import RetryOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ONCE = RetryOptions(attempts_max=1)

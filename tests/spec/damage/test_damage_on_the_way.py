@@ -29,7 +29,7 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK)

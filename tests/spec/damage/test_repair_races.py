@@ -20,6 +20,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogReplacedError,
+    MemoryStore,
     RepairReport,
     StoreDeniedError,
     UnavailableError,
@@ -31,7 +32,6 @@ from wal3_core import (
 from wal3_core import collect as collect_all
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Refused
 
 if TYPE_CHECKING:

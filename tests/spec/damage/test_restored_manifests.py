@@ -32,7 +32,7 @@ from wal3_core.model.paths import GARBAGE_FOLDER, MANIFEST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 def nothing(_: MemoryStore) -> None:

@@ -14,7 +14,7 @@ from wal3_core.options import CollectorOptions, RetryOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, WriterOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 HANGING = 8
 SUBMITS = 8

@@ -10,9 +10,16 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import Fleet, FleetOptions, LogWriter, OverloadedError, UnknownDurabilityError, WriterOptions
+from wal3_core import (
+    Fleet,
+    FleetOptions,
+    LogWriter,
+    MemoryStore,
+    OverloadedError,
+    UnknownDurabilityError,
+    WriterOptions,
+)
 from wal3_core.runtime.threads import HUNG_S_MAX
-from wal3_core.storage.backends.memory import MemoryStore
 
 
 def test_append_and_close_end_though_a_call_of_the_store_never_returns() -> None:

@@ -57,7 +57,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)

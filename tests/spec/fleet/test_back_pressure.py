@@ -38,7 +38,7 @@ from wal3_core.runtime import Observer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LIMIT = 1000

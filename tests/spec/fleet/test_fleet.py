@@ -19,6 +19,7 @@ from wal3_core import (
     InvalidRequestError,
     LogNotFoundError,
     LogWriter,
+    MemoryStore,
     Message,
     NotDurableError,
     OverloadedError,
@@ -33,7 +34,6 @@ from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.open_logs import FleetOptions, OpenLogs
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.fleet.open_logs import Use

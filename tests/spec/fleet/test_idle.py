@@ -13,7 +13,7 @@ from wal3_core import LogReader, LogWriter
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 # Ending threads are counted until they have ended.
 ENDING_S_MAX = 10

@@ -49,7 +49,7 @@ from wal3_core.model.paths import LogId
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 BY_CURSOR = replace(PATIENT, cursor="done")

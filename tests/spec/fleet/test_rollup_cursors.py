@@ -14,7 +14,7 @@ from wal3_core.fleet.dirty.rollup_plan import Decision
 from wal3_core.model.paths import MANIFEST
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 def test_cursor_beyond_the_end_of_a_restored_log_says_nothing_of_what_was_processed(memory_store: MemoryStore) -> None:

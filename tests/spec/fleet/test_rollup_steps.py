@@ -31,8 +31,8 @@ from wal3_core.model.paths import MANIFEST
 
 if TYPE_CHECKING:
     from tests.stores import Fault
+    from wal3_core import MemoryStore
     from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 # Many cases: some ten seconds.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from tests.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
 from tests.spec.collecting import NOW
 from tests.spec.logs import manifest_of
 from tests.stores import damage, life_path, life_store
@@ -23,6 +24,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Origin,
     Owner,
     PinStore,
@@ -42,13 +44,11 @@ from wal3_core.errors import CorruptError
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
 from wal3_core.model.manifest import NOT_COMPACTED
 from wal3_core.model.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
 from wal3_core.model.strict_json import with_checksum
 from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.views.feed.subscribed import Subscribed

@@ -19,6 +19,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     PinStore,
     SealedError,
@@ -36,7 +37,6 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 

@@ -28,7 +28,7 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 
 @pytest.mark.parametrize("late", [False, True])

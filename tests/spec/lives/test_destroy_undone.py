@@ -36,7 +36,7 @@ from wal3_core.model.manifest import BEING_DESTROYED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ANNOUNCED, SEALED = 1, 2

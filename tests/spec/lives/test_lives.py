@@ -25,6 +25,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     PinStore,
     PolicyStore,
@@ -41,7 +42,6 @@ from wal3_core import (
 )
 from wal3_core.model.paths import MANIFEST, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 

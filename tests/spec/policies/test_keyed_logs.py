@@ -33,7 +33,7 @@ from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from wal3_core import LogPosition
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import LogPosition, MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)

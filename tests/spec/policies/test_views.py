@@ -17,6 +17,7 @@ from wal3_core import (
     KeyedLog,
     LogAt,
     LogWriter,
+    MemoryStore,
     Policy,
     PolicyStore,
     View,
@@ -28,7 +29,6 @@ from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore

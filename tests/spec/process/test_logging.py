@@ -34,7 +34,7 @@ from wal3_core.runtime.loggers import Seldom, without_secrets
 from wal3_core.storage.instrumented import InstrumentedStore
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 ROOT = Path(__file__).parents[3]
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)

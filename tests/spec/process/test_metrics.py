@@ -43,7 +43,7 @@ export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip ins
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[3]

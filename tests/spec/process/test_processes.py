@@ -23,6 +23,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     PinStore,
     PolicyStore,
@@ -37,7 +38,6 @@ from wal3_core.fleet.open_logs import FleetOptions
 from wal3_core.model.marker import Marker
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

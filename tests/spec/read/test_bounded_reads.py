@@ -35,7 +35,7 @@ from wal3_core.storage.object_store import Done, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 HUGE_BYTES = 300 * 2**20

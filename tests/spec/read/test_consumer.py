@@ -36,12 +36,12 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     UnavailableError,
     WriterOptions,
     collect,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore

@@ -43,7 +43,7 @@ from wal3_core import (
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 FOREVER = replace(ONCE, idle_s=None)

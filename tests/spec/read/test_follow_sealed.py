@@ -31,8 +31,8 @@ from wal3_core.runtime import shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core import MemoryStore
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = ReaderOptions(poll_s_min=0.01, poll_s_max=0.02)

@@ -20,6 +20,7 @@ from wal3_core import (
     Limits,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     ReaderOptions,
     WriterOptions,
@@ -32,7 +33,6 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 

@@ -32,7 +32,7 @@ from wal3_core import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,8 +16,8 @@ from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.tree.rolls import build_snapshot, plan_roll
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -28,8 +28,8 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core import MemoryStore
     from wal3_core.model.snapshot import Pointer, Snapshot
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 # The snapshot options the log was written with, and those it is repacked to.
@@ -56,7 +56,7 @@ def write(store: ObjectStore) -> None:
     manifest = base.manifest
     while (roll := plan_roll(manifest, BEFORE)) is not None:
         snapshot = trees.write(build_snapshot(roll, manifest, trees.load), RetryOptions())
-        manifest = manifest.apply_snapshot(snapshot, roll.replaced)
+        manifest = manifest.apply_snapshot(snapshot, roll)
     assert isinstance(manifests.install(manifest, base), Installed)
 
 

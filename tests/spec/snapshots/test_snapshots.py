@@ -15,7 +15,7 @@ from wal3_core.options import SnapshotOptions
 from wal3_core.storage.object_store import Versioned
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
 

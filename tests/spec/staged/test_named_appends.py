@@ -19,6 +19,7 @@ from wal3_core import (
     LogError,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     SealedError,
     UnknownDurabilityError,
@@ -35,7 +36,6 @@ from wal3_core.model.cursor import Owner
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 

@@ -12,12 +12,11 @@ from tests.spec.collecting import crash
 from tests.spec.logs import Crashed, bodies, manifest_of
 from tests.spec.staged.test_staged import ONCE, OPTIONS, stage
 from tests.stores import FaultyStore
-from wal3_core import LogAt, LogWriter, Policy, UnknownDurabilityError, copy, destroy, update_copy
+from wal3_core import LogAt, LogWriter, MemoryStore, Policy, UnknownDurabilityError, copy, destroy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.maintain.copy import parts
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from wal3_core import (
     InvalidRequestError,
     LogAt,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -29,7 +30,6 @@ from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore

@@ -20,6 +20,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     SealedError,
     UnknownDurabilityError,
@@ -37,7 +38,6 @@ from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, S
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 

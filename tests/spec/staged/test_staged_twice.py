@@ -26,7 +26,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core import MemoryStore
 
 ONCE = Once("writer-nightly", "batch 7")
 

@@ -18,9 +18,8 @@ from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import key_rollup_path
-from wal3_core.model.shape import UNROLLED_POINTERS
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.options import RetryOptions
+from wal3_core.options import UNROLLED_POINTERS, RetryOptions
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotPlan
-    from wal3_core.model.shape import Level, Shape
+    from wal3_core.log.tree.shape import Level, Shape
 
 _LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill", "smallest", "largest", "wasted")
 _FINDING_COLUMNS = ("what", "where", "nodes", "pointers")

@@ -19,6 +19,7 @@ from wal3_core.errors import (
     LogError,
     NotDurableError,
     SealedError,
+    StoreDeniedError,
     UnknownDurabilityError,
     ViewRequiredError,
 )
@@ -38,8 +39,6 @@ _COMMANDS = {
     "find out why, then allow it": "`--fraction-max 1`, or `wal3 policy LOG --percent-max 100`",
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
-
-_NO_BUCKET = "there is no such bucket"
 
 # Longer than a path in a store.
 _LONG = re.compile(r"(\S{80})\S{1200,}")
@@ -115,7 +114,8 @@ def failure(error: LogError, log: str = "LOG") -> Failure:
         return Failure(explain(error), hint=hint)
     # An offset that the log no longer holds is a mistake like one that it does not hold yet, and a bucket that is not
     # there one like a directory.
-    is_mistake = isinstance(error, InvalidRequestError | GarbageCollectedError) or _NO_BUCKET in str(error)
+    no_bucket = isinstance(error, StoreDeniedError) and error.no_bucket
+    is_mistake = no_bucket or isinstance(error, InvalidRequestError | GarbageCollectedError)
     return (InvalidFailure if is_mistake else Failure)(explain(error))
 
 

@@ -22,12 +22,13 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
+from wal3_core.log.belongings import WITHOUT_SUCCESSOR, take_cursors, take_manifest, why_no_successor
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
 from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.belongings import TABLE, Operation, Thing, refuses, take_cursors, take_manifest
+from wal3_core.model.cursor import Owner
 from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
@@ -189,9 +190,9 @@ def _install(stores: LogStores, wanted: Seal, base: Installed) -> Seal:
 
 def _check_goes_on(stores: LogStores) -> None:
     """Refuse a successor to a log that could not go on in it."""
-    why = refuses(Operation.MIGRATE, {name: each.cursor for name, each in stores.cursors.list().items()})
+    why = why_no_successor({name: each.cursor for name, each in stores.cursors.list().items()})
     if why is None and is_dirty_log(stores.log):
-        why = TABLE[Operation.MIGRATE][Thing.ROLLUP].why
+        why = WITHOUT_SUCCESSOR[Owner.ROLLUP]
     if why is not None:
         message = f"log {stores.log}: expected one that can go on in a successor, found {why}"
         raise InvalidRequestError(message)
@@ -242,10 +243,8 @@ class _Beginning:
         # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
         first = bounded(sealed.next, ending.manifests.changed_us(), CLOCK_AHEAD_S_MAX)
         policy, found = ending.policies.saved(), self._cursors()
-        claim.write_documents(take_cursors(Operation.MIGRATE, found, first.position, first.position), policy)
-        begun = take_manifest(
-            Operation.MIGRATE, sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name()
-        )
+        claim.write_documents(take_cursors(found, first.position, first.position, migrates=True), policy)
+        begun = take_manifest(sealed, policy, log_id=claim.log_id, writer=self._runtime.process_name(), migrates=True)
         claim.finish(replace(begun, first=first, next=first))
 
     def _cursors(self) -> dict[str, Cursor]:

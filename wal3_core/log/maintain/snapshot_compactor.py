@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.log.log_stores import LogStores
+from wal3_core.log.tree.repack import Repack, Repacker, build_repack
+from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
-from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.model.strict_json import Shown
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
@@ -27,6 +27,7 @@ from wal3_core.storage.object_store import share_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from wal3_core.log.tree.rolls import Rewrite
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
@@ -183,7 +184,7 @@ class SnapshotCompactor:
         )
         raise UnavailableError(message)
 
-    def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
+    def _build(self, repack: Repack, manifest: Manifest) -> Rewrite:
         needed = (*repack.opened, *repack.above)
         # At the same time, as each is small and far away.
         known = {pointer.path: each for pointer, each in zip(needed, self._ahead(self._load, needed), strict=True)}
@@ -197,7 +198,7 @@ class SnapshotCompactor:
         share, count = share_of(self._stores.objects), self._options.requests_ahead
         return map_ahead(self._stores.runtime, call, values, count=count, share=share)
 
-    def _install(self, base: Installed, repacked: Repacked) -> tuple[Installed, bool]:
+    def _install(self, base: Installed, repacked: Rewrite) -> tuple[Installed, bool]:
         """Change the manifest by CAS, as long as it holds what is replaced, under the same fence; tell whether it was.
 
         Returns the newest manifest.
@@ -221,7 +222,7 @@ class SnapshotCompactor:
         raise UnavailableError(message)
 
 
-def _added(done: SnapshotCompactionReport, repack: Repack, repacked: Repacked) -> SnapshotCompactionReport:
+def _added(done: SnapshotCompactionReport, repack: Repack, repacked: Rewrite) -> SnapshotCompactionReport:
     """Count one more step."""
     return replace(
         done,

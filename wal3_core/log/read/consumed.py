@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError, UnavailableError
+from wal3_core.log.belongings import take_cursor
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing, goes_on_from
-from wal3_core.model.belongings import Operation, take_cursor
 from wal3_core.model.cursor import NO_EXTENSION, Extension, Owner
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.position import AtTime, LogPosition
@@ -145,7 +145,7 @@ def keep_successors(
         ):
             return
         cursors = CursorStore(store, successor, runtime=runtime, retry=options.retry, log_id=manifest.log_id)
-        cursor = take_cursor(Operation.MIGRATE, name, replace(witness.cursor, log_id=sealed.log_id), begins, begins)
+        cursor = take_cursor(name, replace(witness.cursor, log_id=sealed.log_id), begins, begins, migrates=True)
         if cursor is not None and cursors.load(name) is None:
             try:
                 cursors.carry(name, cursor, None, stays=False)

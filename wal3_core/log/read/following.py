@@ -13,8 +13,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.log.read.history import History
 from wal3_core.log.read.scan import begun, floor_of
-from wal3_core.model.history import History
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO
 from wal3_core.model.position import AtTime
 from wal3_core.storage.retrying import longer_s

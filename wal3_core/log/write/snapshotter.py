@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.model.tree import Rolled, build_snapshot, plan_roll, roll_all
+from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll, roll_all
 from wal3_core.storage.retrying import within
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Snapshotter:
         self._busy = False
         self._awaited = False
         self._timer: Timer | None = None
-        self._ready: Rolled | None = None
+        self._ready: Rewrite | None = None
 
     @property
     def awaited(self) -> bool:
@@ -93,7 +93,7 @@ class Snapshotter:
         self._runtime.spawn(lambda: self._roll(manifest), share=self._share)
 
     def _roll(self, manifest: Manifest, *, coming: int = 0) -> None:
-        rolled: Rolled | None = None
+        rolled: Rewrite | None = None
         try:
             rolled = roll_all(
                 manifest, self._options.snapshots, self._snapshots.load, coming=coming, failed=self._meter.roll_failed
@@ -108,13 +108,13 @@ class Snapshotter:
     def _write(self, snapshot: Snapshot) -> None:
         self._snapshots.write(snapshot, within(self._options.retry, _WRITE_S))
 
-    def _uploaded(self, ready: Rolled | LogError | None) -> None:
+    def _uploaded(self, ready: Rewrite | LogError | None) -> None:
         if isinstance(ready, LogError):
             self._meter.roll_failed(ready)
             ready = None
         self._end(ready)
 
-    def _end(self, ready: Rolled | None) -> None:
+    def _end(self, ready: Rewrite | None) -> None:
         with self._lock:
             self._ready, self._busy = ready, False
             timer, self._timer = self._timer, None
@@ -129,7 +129,7 @@ class Snapshotter:
             self._wake()
 
 
-def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
+def applied(ready: Rewrite, manifest: Manifest) -> Manifest | None:
     """Put snapshots in the place of what they replace; None when the manifest no longer allows it."""
     # A moved fence means that unreferenced uploads may be deleted: these were some of them.
     if ready.fence != manifest.fence:
@@ -148,13 +148,13 @@ def rolled_now(
     ``failed`` gets the error of a roll that cannot be made: unless it raises that, the roll is left to the next writer.
     """
     retry = within(options.retry, options.snapshots.wait_s_max)
-    while (roll := plan_roll(manifest, options.snapshots)) is not None:
+    while (run := plan_roll(manifest, options.snapshots)) is not None:
         try:
-            pointer = snapshots.write(build_snapshot(roll, manifest, snapshots.load), retry)
+            pointer = snapshots.write(build_snapshot(run, manifest, snapshots.load), retry)
         except LogError as error:
             failed(error)
             break
-        manifest = manifest.apply_snapshot(pointer, roll.replaced)
+        manifest = manifest.apply_snapshot(pointer, run)
     return manifest
 
 
@@ -166,11 +166,11 @@ class _Uploads:
 
     def __init__(
         self,
-        rolled: Rolled,
+        rolled: Rewrite,
         runtime: Runtime,
         share: Share,
         write: Callable[[Snapshot], None],
-        end: Callable[[Rolled | LogError | None], None],
+        end: Callable[[Rewrite | LogError | None], None],
     ) -> None:
         self._rolled = rolled
         self._write = write

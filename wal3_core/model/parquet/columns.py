@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 PLAIN, KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
-# Of files whose rows are arranged by key; versions that do not know these refuse the other order of the columns.
+# The columns of a file that is arranged by key: versions that know no such file refuse their order.
 ARRANGED = ["key", "offset", "timestamp_us", "body"]
 KEY_INDEX = "wal3.key_index"
-# Earlier versions wrote an index for so few keys, whatever there was of each, and none for more keys or bytes of them.
+# Earlier versions always indexed 16 keys or fewer, and never more than 16,384 keys or 1 MiB of them.
 KEY_INDEX_ALWAYS_KEYS = 16
 KEY_INDEX_KEYS_MAX = 16_384
 KEY_INDEX_KEY_BYTES_MAX = 2**20

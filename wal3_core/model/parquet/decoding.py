@@ -83,10 +83,13 @@ def decode(
             detail = f"expected setsum {pointer.setsum}, found {found}"
             message = f"{what}: the file's records are not those that were appended: {detail}"
             raise CorruptError(message)
+    return Fragment(pointer, _with_keys(table))
+
+
+def _with_keys(table: pa.Table) -> pa.Table:
+    """Return a table without metadata, and with a column of keys."""
     table = table.replace_schema_metadata(None)
-    if "key" not in table.column_names:
-        table = table.add_column(2, "key", pa.nulls(len(table), pa.binary()))
-    return Fragment(pointer, table)
+    return table if "key" in table.column_names else table.add_column(2, "key", pa.nulls(len(table), pa.binary()))
 
 
 def open_fragment(data: memoryview, pointer: FragmentPointer, *, what: str = "") -> Opened:
@@ -118,10 +121,7 @@ def decode_keys(
         check_order(stored, groups, what)
     _check_names(table, pointer, what)
     tombstones = _tombstones(table, what)
-    table = table.replace_schema_metadata(None)
-    if "key" not in table.column_names:
-        table = table.add_column(2, "key", pa.nulls(len(table), pa.binary()))
-    return table.select(KEYED[:-1]).append_column("tombstone", pa.array(tombstones))
+    return _with_keys(table).select(KEYED[:-1]).append_column("tombstone", pa.array(tombstones))
 
 
 def key_ranges(

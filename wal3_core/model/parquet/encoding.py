@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
 
 FORMAT_VERSION = "1"
-# Of files whose rows are arranged by key.
+# The version of files that are arranged by key.
 ARRANGED_FORMAT_VERSION = "2"
-# What the file of a fragment with keys says of them, and what files of earlier versions did. No reader needed an index.
+# The metadata about keys in a fragment's file, and that of earlier versions. No reader needed an index.
 KEY_METADATA: Sequence[str] = (TOMBSTONES,)
 EARLIER_KEY_METADATA: Sequence[Sequence[str]] = ((KEY_INDEX, TOMBSTONES), (KEY_INDEX,))
 

@@ -44,7 +44,7 @@ FORMAT_VERSION = 1
 HASHES_MAX = 2**26
 _METADATA = "wal3.key_rollup"
 _SCHEMA = pa.schema([pa.field("hash", pa.uint64(), nullable=False), pa.field("tombstone", pa.bool_(), nullable=False)])
-# Of the file for each hash, each fragment and all else. A hash that does not compress takes 8 bytes and a bit.
+# The file's bytes for each hash, each fragment and all else. A hash that does not compress takes 8 bytes and a bit.
 _HASH_BYTES, _POINTER_BYTES, _FIXED_BYTES = 10, 128, 2**16
 _ENCODINGS = PLAIN_OR_DICTIONARY | {BYTE_STREAM_SPLIT}
 

@@ -45,10 +45,10 @@ _CODECS = frozenset({0, 1, 2, 6, 7})
 # PLAIN, and the dictionary encoding's two numbers. Delta encodings are refused: a value repeats parts of earlier
 # ones, and the page has counts of its own, so that it expands without bound.
 PLAIN_OR_DICTIONARY = frozenset({0, 2, 8})
-# As many bytes as PLAIN, in another order.
+# An encoding of as many bytes as PLAIN, in another order.
 BYTE_STREAM_SPLIT = 9
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
-# For each page type: the header's field with the type's own struct, and the field of the encoding in it.
+# The header's field with the struct of a page type, and the field of the encoding in it, for each page type.
 _PARTS = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_V2: (8, 4)}
 _HEADER_BYTES_MAX = 64 * 2**10
 # All lists of the format's footer.
@@ -59,7 +59,7 @@ _COLUMN_METADATA = Layout(
 _COLUMN_KEY = Layout(below={2: Layout(lists={1: BINARY})})
 _ROW_GROUP = Layout(lists={1: STRUCT, 4: STRUCT}, below={1: Layout(below={3: _COLUMN_METADATA, 8: _COLUMN_KEY})})
 _FOOTER = Layout(lists={2: STRUCT, 4: STRUCT, 5: STRUCT, 7: STRUCT}, below={4: _ROW_GROUP}, longest={4: GROUPS_MAX})
-# Of a column of a row group: where its pages begin, its codec, where its dictionary begins, its size, its values.
+# The numbers of a row group's column: where its pages begin, its codec, where its dictionary begins, size, values.
 _COLUMN_NUMBERS = 5
 _MAGIC = b"PAR1"
 _ENDING_BYTES = 4 + len(_MAGIC)
@@ -82,17 +82,6 @@ class Footer:
     num_records: int
     groups: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """The expanded size of a file's pages and records, and the numbers of the columns with a dictionary.
-
-    A value in a dictionary is counted once here, however often the column repeats it.
-    """
-
-    num_bytes: int
-    dictionaries: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +150,11 @@ def measure(
     what: str,
     expanded_bytes_max: int,
     encodings: frozenset[int] = PLAIN_OR_DICTIONARY,
-) -> Expansion:
+) -> tuple[int, set[int]]:
     """Read every page's header; CorruptError when the pages expand beyond the limit, or contradict the footer.
 
-    Reads no more than ``PAGES_MAX`` headers, and nothing else of the file.
+    Reads no more than ``PAGES_MAX`` headers, and nothing else of the file. Returns the expanded size of the pages and
+    records, and the numbers of the columns with a dictionary; each value in one is counted once.
     """
     num_bytes, num_pages = footer.num_records * RECORD_BYTES, 0
     check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
@@ -186,7 +176,7 @@ def measure(
                 f" found {num_values} in those of column {chunk.column}"
             )
             raise unreadable(what, detail)
-    return Expansion(num_bytes, frozenset(dictionaries))
+    return num_bytes, dictionaries
 
 
 def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> None:

@@ -91,9 +91,9 @@ def read_table(
     part, columns = numbers is not None, file.columns
     numbers = range(len(file.footer.groups)) if numbers is None else numbers
     footer = _groups_of(chunks_of(file.footer, columns, wanted), numbers)
-    expansion = measure(data, footer, columns, what=what, expanded_bytes_max=expanded_bytes_max)
+    num_bytes, dictionaries = measure(data, footer, columns, what=what, expanded_bytes_max=expanded_bytes_max)
     # Keep dictionaries: a value that a thousand records share is held once until its uses are counted.
-    shared = [columns[index] for index in sorted(expansion.dictionaries) if columns[index] in _BINARY]
+    shared = [columns[index] for index in sorted(dictionaries) if columns[index] in _BINARY]
     metadata = file.file.metadata
     stored = open_file(data, shared, groups=len(file.footer.groups), metadata=metadata) if shared else file.file
     chosen = [name for name in columns if name in wanted]
@@ -105,7 +105,7 @@ def read_table(
     )
     if len(table) != footer.num_records:
         raise unreadable(what, f"expected {footer.num_records} records, found {len(table)}")
-    table = _expand(table, expansion.num_bytes, what, expanded_bytes_max)
+    table = _expand(table, num_bytes, what, expanded_bytes_max)
     return table.combine_chunks().replace_schema_metadata(metadata.metadata)
 
 

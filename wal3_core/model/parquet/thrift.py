@@ -23,11 +23,11 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 Struct = dict[int, Value]
 
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
-# Of a larger field number a decoder takes the lower half.
+# A field's number: of a larger one a decoder takes the lower half.
 _FIELD_MAX = 2**15 - 1
-# More than any fragment's footer has; each takes a hundred bytes here.
+# Values in a footer, more than any fragment's has; each takes a hundred bytes here.
 _VALUES_MAX = 100_000
-# More than most lists in a fragment have: columns, encodings. A decoder allocates a whole list at once.
+# Items in a list, more than most have (columns, encodings). A decoder allocates a whole list at once.
 ITEMS_MAX = 64
 _DEPTH_MAX = 12
 _VARINT_BYTES_MAX = 10

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# More than a file has for a row group beside values and text: the headers of a few pages, and its part of the footer.
+# A row group's part of a file beside values and text (the headers of a few pages, a part of the footer) is less.
 _FRAME_BYTES = 2**14
-# Of shorter values, taking their lengths takes longer than copying them again. Judged by so many of them.
+# Values are joined if they are this long on average, judged by some of them: the lengths of shorter ones cost more.
 _JOINED_BYTES_MIN, _JUDGED = 512, 16
 _BOUND_MAX = 2**31 - 1
 

@@ -67,7 +67,7 @@ _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _LINK_TRIES = 4
-# What systems answer where there are no hard links.
+# Errors of systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 
 
@@ -124,7 +124,6 @@ class LocalStore:
                         Path(entry.path).unlink()
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
         target = self._file(path)
         self._durable.sync_again(target.rpartition("/")[0])
         try:
@@ -142,7 +141,6 @@ class LocalStore:
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
     ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
         data = self.read(path, length=None if length_max is None else length_max + 1)
         if data is None:
             return None
@@ -153,7 +151,6 @@ class LocalStore:
         return NotModified() if etag == if_none_match else Versioned(data, etag)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
         with self._staged(path, data) as staged:
             target = self._place(path)
             try:
@@ -181,7 +178,6 @@ class LocalStore:
         raise AssertionError
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
         with self._staged(path, data) as staged:
             target = self._place(path)
             self._durable.sync_again(str(target.parent))
@@ -197,7 +193,6 @@ class LocalStore:
         return outcome
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
         target = self._file(path)
         return self._described(path, target.rpartition("/")[0], partial(os.stat, target))
 
@@ -213,7 +208,6 @@ class LocalStore:
         return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Yield the objects below a folder."""
         # It is checked here, not for each object.
         at = f"{self._below}{folder}"
         for entry in self._listing.entries(folder):
@@ -238,7 +232,6 @@ class LocalStore:
         return [f"{folder}{entry.name}/" for entry in folders if self._listing.holds_object(entry)]
 
     def delete(self, path: str) -> None:
-        """Remove an object."""
         if self.head(path) is None:
             return
         self._prepare()

@@ -31,7 +31,7 @@ _ADVICE = {
     errno.EFBIG: "raise the limit on file size (ulimit -f)",
     errno.EROFS: "mount the file system writable",
 }
-# What may be had a moment later.
+# Errors that may pass in a moment, and what to do about them.
 _PASSING = {
     errno.EMFILE: "close some of this process's files, or raise their limit (ulimit -n)",
     errno.ENFILE: "end some processes, or raise this system's limit of open files",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OWN_FOLDER = ".wal3"
 LOCKS = "locks"
 _CLAIMS_MAX = 100
-# Looked into before a store is begun, and before an error says what to do.
+# The folders searched before a store is begun, and before an error says what to do.
 _FOLDERS_MAX, _FOLDERS_LOOKED_AT_MAX = 1_000_000, 10_000
 
 

@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and trials; it ends with the process, and is closed to its forks."""
+"""A store in memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, optional, text
 from wal3_core.errors import ClosedError
-from wal3_core.runtime import wall_us
+from wal3_core.runtime import a_runtime, shared_runtime, wall_us
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -35,12 +36,17 @@ class _Stored:
 
 
 class MemoryStore:
-    """Objects in a dictionary."""
+    """A store in this process's memory, for the tests of a program that uses logs; it keeps all promises of a store.
 
-    def __init__(self, runtime: Runtime, *, name: str = "") -> None:
+    ``open_store("memory:name")`` returns one that a whole process shares, each call of this class another one. It ends
+    with the process. A fork of the process gets ClosedError: it would write to a copy.
+    """
+
+    @checked(runtime=optional(a_runtime), name=text)
+    def __init__(self, runtime: Runtime | None = None, *, name: str = "") -> None:
         self.url = f"memory:{name}"
-        self._runtime = runtime
-        self._lock = runtime.lock()
+        self._runtime = runtime or shared_runtime()
+        self._lock = self._runtime.lock()
         self._objects: dict[str, _Stored] = {}
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:

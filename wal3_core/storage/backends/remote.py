@@ -70,7 +70,7 @@ RETRY_READS: RetryConfig = {
 }
 REQUEST_S_MAX = 20.0
 _CONNECT_S_MAX = 5.0
-# Of a read, however slowly its bytes arrive.
+# The length of a read, however slowly its bytes arrive.
 _READ_S_MAX = 60 * 60.0
 # A larger body gets the time of a request once more for each MiB.
 _SMALL_BYTES = 2**18
@@ -123,7 +123,6 @@ class RemoteStore:
         self._unquoted_etags = unquoted_etags
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes of an object."""
         options: GetOptions = {}
         if length is not None:
             options = {"range": (start, start + length)}
@@ -159,7 +158,6 @@ class RemoteStore:
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
     ) -> Versioned | NotModified | None:
-        """Read an object with its version."""
         options: GetOptions = {}
         if if_none_match is not None:
             options = {"if_none_match": _version(if_none_match).get("e_tag")}
@@ -176,11 +174,9 @@ class RemoteStore:
                 return None
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist."""
         return self._put(path, data, None)
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``."""
         return self._put(path, data, etag)
 
     def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
@@ -211,7 +207,6 @@ class RemoteStore:
         return Done(written)
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object."""
         with self._translated(path):
             try:
                 return self._meta(obstore.head(self._clients.reading, self._key(path)))
@@ -264,7 +259,6 @@ class RemoteStore:
         return sorted(prefix.removeprefix(self._folder) for prefix in prefixes)
 
     def delete(self, path: str) -> None:
-        """Remove an object."""
         with self._translated(path):
             try:
                 obstore.delete(self._clients.conditional(0), self._key(path))

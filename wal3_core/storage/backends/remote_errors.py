@@ -24,14 +24,15 @@ _CLOCK = (
 _ACCESS = "access is denied", "give these credentials access to the bucket and the folder, or use others"
 _REGION = "the bucket is in another region", "set AWS_DEFAULT_REGION, or add ?region=… to the store's URL"
 _NO_BUCKET = "there is no such bucket", "create it, or correct the store's URL"
+_NO_CONTAINER = "there is no such container", "create it, or correct the store's URL"
 _CREDENTIALS = "no valid credentials", "set or renew the credentials of the store's provider"
 
-# By the server's code. Certainly not applied, and the same until an operator changes something.
+# Refusals by the server's code: certainly not applied, and the same until an operator changes something.
 _CODES = {
     "AccessDenied": _ACCESS,
     "AuthorizationHeaderMalformed": _REGION,
     "AuthenticationFailed": ("the account's key is not accepted", "correct the account and its key"),
-    "ContainerNotFound": ("there is no such container", "create it, or correct the store's URL"),
+    "ContainerNotFound": _NO_CONTAINER,
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,
     "IllegalLocationConstraintException": _REGION,
@@ -92,19 +93,22 @@ class Trouble:
 
     ``denied`` says that the request was certainly not applied, and that retrying it is pointless.
     ``of_store`` says that the error has nothing to do with the path of the request.
-    ``slow_down`` says that the server gets too many requests.
+    ``slow_down`` says that the server gets too many requests, ``no_bucket`` that the bucket is not there.
     """
 
     text: str
     denied: bool = False
     of_store: bool = True
     slow_down: bool = False
+    no_bucket: bool = False
 
     def error(self, url: str, path: str) -> UnavailableError:
         """Make the error that names the store, and the path if the error depends on it."""
-        kind = StoreDeniedError if self.denied else UnavailableError
         place = f"store {url}" if self.of_store or not path else f"store {url}: {path}"
-        return kind(f"{place}: {self.text}", slow_down=self.slow_down)
+        message = f"{place}: {self.text}"
+        if self.denied:
+            return StoreDeniedError(message, slow_down=self.slow_down, no_bucket=self.no_bucket)
+        return UnavailableError(message, slow_down=self.slow_down)
 
 
 def trouble(error: Exception) -> Trouble:
@@ -129,9 +133,10 @@ def refused_settings(error: Exception) -> str:
     return _cut(_without_provider(" ".join(str(error).partition("Debug source:")[0].split())).rstrip(":"))
 
 
-def _advised(known: tuple[str, str], answer: str) -> Trouble:
-    what, advice = known
-    return Trouble(f"{what} ({answer}): {advice}", denied=True, of_store=known is not _ACCESS)
+def _advised(known: tuple[str, str], answer: str, advice: str = "") -> Trouble:
+    no_bucket = known in (_NO_BUCKET, _NO_CONTAINER)
+    text = f"{known[0]} ({answer}): {advice or known[1]}"
+    return Trouble(text, denied=True, of_store=known is not _ACCESS, no_bucket=no_bucket)
 
 
 def _without_credentials(answer: str, source: str, error: Exception) -> Trouble:
@@ -157,12 +162,12 @@ def _answered(answer: str, status: re.Match[str], error: Exception) -> Trouble:
     region = _field(answer, "Region")
     # Not with a status that says that the server failed: it may have failed after it wrote.
     if code in _CODES and number < "500":
-        what, advice = known = _CODES[code]
+        known, advice = _CODES[code], ""
         if known is _REGION and region:
             advice = f"set AWS_DEFAULT_REGION={region}, or add ?region={region} to the store's URL"
         if known is _CLOCK and _field(answer, "ServerTime"):
             shown += f"; sent {_field(answer, 'RequestTime')}, received {_field(answer, 'ServerTime')}"
-        return Trouble(f"{what} ({shown}): {advice}", denied=True, of_store=known is not _ACCESS)
+        return _advised(known, shown, advice)
     denied = isinstance(error, _DENIED)
     if number in _STATUSES and (code is None or not denied):
         return _advised(_STATUSES[number], shown)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 _CONNECT_S, _READ_S, _TRIES = 5, 20, 5
-# Not 429, which asks for fewer requests.
+# The statuses of refusals: not 429, which asks for fewer requests.
 _REFUSED = range(400, 429)
 _SLOW_DOWN = frozenset({429, 503})
 _WARNED_MAX = 1000
-# What boto3 takes keys from, beside sources whose keys it renews itself.
+# The variables that boto3 takes keys from, beside sources whose keys it renews itself.
 _VARIABLES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
     *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
@@ -204,8 +204,11 @@ class S3Keys:
             yield from self._account.client().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, **asked)
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            kind = StoreDeniedError if status in _REFUSED else UnavailableError
-            raise kind(self._failure(asked["Prefix"], error), slow_down=status in _SLOW_DOWN) from error
+            failure = self._failure(asked["Prefix"], error)
+            if status in _REFUSED:
+                no_bucket = error.response.get("Error", {}).get("Code") == "NoSuchBucket"
+                raise StoreDeniedError(failure, no_bucket=no_bucket) from error
+            raise UnavailableError(failure, slow_down=status in _SLOW_DOWN) from error
         except BotoCoreError as error:
             raise UnavailableError(self._failure(asked["Prefix"], error)) from error
 

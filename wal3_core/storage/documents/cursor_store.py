@@ -26,13 +26,13 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.model.tombstone import Tombstone
-from wal3_core.options import CURSORS_AHEAD, RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
+from wal3_core.options import CURSORS_AHEAD
+from wal3_core.runtime import wall_us
 from wal3_core.storage.documents.document_store import LoadedDocument
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, LifeStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, opening, options_of, share_of
-from wal3_core.storage.retrying import attempts, for_store, with_retries
+from wal3_core.storage.object_store import Etag, object_url
+from wal3_core.storage.retrying import attempts, for_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,28 +53,14 @@ class Witness:
         make_plain(self, cursor=instance_of(Cursor), etag=text)
 
 
-class CursorStore:
+class CursorStore(LifeStore):
     """The cursors of one life of a log: that of ``log_id``, or else the first one found.
 
     LogReplacedError when the log's name now leads to another log.
     """
 
-    @checked(**opening(retry=options_of(RetryOptions)))
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        *,
-        runtime: Runtime | None = None,
-        retry: RetryOptions | None = None,
-        log_id: LogId | None = None,
-    ) -> None:
-        self._runtime = runtime or shared_runtime()
-        self._retry = retry = retry or RetryOptions()
-        inside = with_retries(log_store(store, log), self._runtime, retry)
-        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
-        self._store = self._manifests.objects
-        self._cursors = NamedStore(self._manifests, self._runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)
+    def _open(self) -> None:
+        self._cursors = NamedStore(self._manifests, self._runtime, self._retry, Cursor.from_fields, bytes_max=BYTES_MAX)
         self._known: Installed | None = None
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
@@ -219,19 +205,8 @@ class CursorStore:
         self._manifest()
 
     def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
-        paths = (meta.path for meta in self._store.list_objects(CURSOR_FOLDER))
-        for path, witness in map_ahead(
-            self._runtime, self._look, paths, count=CURSORS_AHEAD, share=share_of(self._store)
-        ):
-            if witness is not None:
-                yield path, witness
-
-    def _look(self, path: str) -> tuple[str, Witness | CorruptError | None]:
-        try:
-            seen = self._cursors.load(cursor_path(cursor_name(path)))
-        except CorruptError as error:
-            return path, error
-        return path, None if seen is None else Witness(seen.document, seen.etag)
+        for path, seen in self._cursors.list(CURSOR_FOLDER, cursor_name, ahead=CURSORS_AHEAD):
+            yield path, seen if isinstance(seen, CorruptError) else Witness(seen.document, seen.etag)
 
     @checked(name=check_cursor_name)
     def delete(self, name: str) -> None:

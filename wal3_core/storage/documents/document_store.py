@@ -132,8 +132,8 @@ def _read(store: ObjectStore, path: str, length: int) -> bytes | None:
         return None
 
 
-class Document(Protocol):
-    """A dataclass that can be encoded and names its log and its write. Each version has the next ``generation``."""
+class Document(Encodable, Protocol):
+    """A dataclass that names its log and its write. Each version has the next ``generation``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -150,10 +150,6 @@ class Document(Protocol):
     @property
     def writer(self) -> str:
         """Its writer's process, and a token that no other write has."""
-        ...
-
-    def to_bytes(self) -> bytes:
-        """Encode."""
         ...
 
 

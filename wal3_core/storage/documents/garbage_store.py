@@ -42,7 +42,7 @@ class GarbageStore(DocumentStore[Garbage]):
             manifests.objects,
             runtime,
             retry,
-            lambda data, what: Garbage.from_bytes(data, what=what),
+            Garbage.from_bytes,
             bytes_max=BYTES_MAX,
             log_id=manifests.log_id,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked
 from wal3_core.errors import (
     CorruptError,
     LogExistsError,
@@ -26,16 +27,21 @@ from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.model.strict_json import check_whole, load
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument, check_readable, encoded, stamp
 from wal3_core.storage.object_store import (
     Done,
     Etag,
     FolderStore,
     NotModified,
+    ObjectStore,
     Refused,
     Unknown,
     Versioned,
+    log_store,
     object_url,
+    opening,
+    options_of,
     share_of,
 )
 from wal3_core.storage.retrying import reread_if_damaged, with_retries
@@ -45,8 +51,6 @@ if TYPE_CHECKING:
 
     from wal3_core.errors import MissingError
     from wal3_core.model.manifest import Announcement
-    from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
 
 _REMEDY = "choose another name, or destroy that log first"
 
@@ -100,7 +104,7 @@ class ManifestStore:
         # Of the manifest that was prepared last.
         self._known_texts = NONE_KNOWN
         self._entries: DocumentStore[Entry] = DocumentStore(
-            store, runtime, self._retry, lambda data, what: manifest_or_vacancy(data, what=what), bytes_max=BYTES_MAX
+            store, runtime, self._retry, manifest_or_vacancy, bytes_max=BYTES_MAX
         )
         self.objects: ObjectStore = FolderStore(store, lambda: life_folder(self.log_id()))
 
@@ -325,6 +329,31 @@ class ManifestStore:
                 f" no log can live here (run wal3 doctor for details)"
             )
             raise UnsuitableStoreError(message)
+
+
+class LifeStore:
+    """The base of the stores of a life's documents: the life is that of ``log_id``, or else the first one found."""
+
+    @checked(**opening(retry=options_of(RetryOptions)))
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime | None = None,
+        retry: RetryOptions | None = None,
+        log_id: LogId | None = None,
+    ) -> None:
+        self._log = log
+        self._runtime = runtime or shared_runtime()
+        self._retry = retry or RetryOptions()
+        inside = with_retries(log_store(store, log), self._runtime, self._retry)
+        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
+        self._store = self._manifests.objects
+        self._open()
+
+    def _open(self) -> None:
+        """Open the documents."""
 
 
 def describe(vacancy: Vacancy) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.tombstone import Tombstone, or_tombstone
+from wal3_core.runtime import map_ahead
 from wal3_core.storage.documents.document_store import Document, DocumentStore, LoadedDocument
-from wal3_core.storage.object_store import Unknown, Versioned, object_url
+from wal3_core.storage.object_store import Unknown, Versioned, object_url, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from wal3_core.model.strict_json import Fields
     from wal3_core.options import RetryOptions
@@ -42,6 +43,7 @@ class NamedStore(Generic[D]):
         bytes_max: int,
     ) -> None:
         self._store = manifests.objects
+        self._runtime = runtime
         self._bytes_max = bytes_max
         self._documents: DocumentStore[D | Tombstone] = DocumentStore(
             self._store,
@@ -59,6 +61,23 @@ class NamedStore(Generic[D]):
     def load(self, path: str) -> LoadedDocument[D] | None:
         """Load a document; None when there is none or a tombstone, CorruptError when it is damaged."""
         return _living(self.look(path))
+
+    def list(
+        self, folder: str, name_of: Callable[[str], str], *, ahead: int
+    ) -> Iterator[tuple[str, LoadedDocument[D] | CorruptError]]:
+        """Yield the documents in a folder by path, some loaded ahead; for one that is damaged or foreign its error."""
+
+        def load(path: str) -> tuple[str, LoadedDocument[D] | CorruptError | None]:
+            try:
+                name_of(path)
+                return path, self.load(path)
+            except CorruptError as error:
+                return path, error
+
+        paths = (meta.path for meta in self._store.list_objects(folder))
+        for path, found in map_ahead(self._runtime, load, paths, count=ahead, share=share_of(self._store)):
+            if found is not None:
+                yield path, found
 
     def save(self, path: str, document: D, etag: Etag | None) -> LoadedDocument[D] | None:
         """Replace the version ``etag`` by a document, or create it; None when another version is there."""

@@ -9,7 +9,7 @@ from wal3_core.errors import CorruptError, MissingError
 from wal3_core.model.pass_record import BYTES_MAX, PassRecord
 from wal3_core.model.paths import deleted_path, garbage_path, garbage_token, pass_path
 from wal3_core.model.setsum import EMPTY
-from wal3_core.storage.documents.document_store import check_readable, encoded, write_immutable
+from wal3_core.storage.documents.document_store import readable, write_immutable
 from wal3_core.storage.object_store import PRESENT, object_url
 from wal3_core.storage.retrying import reread_if_damaged
 
@@ -35,8 +35,7 @@ class PassStore:
     def write(self, record: PassRecord) -> None:
         """Make a record durable; InvalidRequestError if it could not be read back."""
         path = pass_path(record.token)
-        data = encoded(record.to_bytes, path)
-        check_readable(data, record, lambda found, what: PassRecord.from_bytes(found, what=what), path)
+        data = readable(record, PassRecord.from_bytes, path)
         write_immutable(self._objects, path, data, self._retry, self._runtime)
 
     def load(self, token: str) -> PassRecord:

@@ -10,41 +10,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
-from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.errors import CorruptError, InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
-from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
-from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.options import PINS_AHEAD, REBASES_MAX
+from wal3_core.runtime import wall_us
+from wal3_core.storage.documents.manifest_store import LifeStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import ObjectStore, log_store, object_url, opening, options_of, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import LoadedDocument
 
 
-class PinStore:
+class PinStore(LifeStore):
     """The pins of one life of a log: that of ``log_id``, or else the first one found."""
 
-    @checked(**opening(retry=options_of(RetryOptions)))
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        *,
-        runtime: Runtime | None = None,
-        retry: RetryOptions | None = None,
-        log_id: LogId | None = None,
-    ) -> None:
-        self._runtime = runtime or shared_runtime()
-        self._retry = retry or RetryOptions()
-        inside = with_retries(log_store(store, log), self._runtime, self._retry)
-        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
-        self._store = self._manifests.objects
+    def _open(self) -> None:
         self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=BYTES_MAX)
 
     @checked(name=check_pin_name, reason=text)
@@ -107,16 +91,13 @@ class PinStore:
     def list(self) -> dict[str, Pin]:
         """Load all pins by name; CorruptError for a file that is no pin."""
         found = {}
-        names = (pin_name(meta.path) for meta in self._store.list_objects(PIN_FOLDER))
-        for name, seen in map_ahead(self._runtime, self._look, names, count=PINS_AHEAD, share=share_of(self._store)):
-            if seen is not None:
-                found[name] = seen.document
+        for path, seen in self._pins.list(PIN_FOLDER, pin_name, ahead=PINS_AHEAD):
+            if isinstance(seen, CorruptError):
+                raise seen
+            found[pin_name(path)] = seen.document
         if not found:
             self._load()
         return found
-
-    def _look(self, name: str) -> tuple[str, LoadedDocument[Pin] | None]:
-        return name, self._pins.load(pin_path(name))
 
     @checked(name=check_pin_name)
     def delete(self, name: str) -> None:

@@ -16,47 +16,26 @@ from wal3_core.arguments import checked, function, wrong
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.paths import POLICY, is_dirty_log
 from wal3_core.model.policy import BYTES_MAX, Policy
-from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import ObjectStore, Unknown, log_store, opening, options_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.storage.documents.manifest_store import Installed, LifeStore
+from wal3_core.storage.object_store import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
 
-# Enough for two people who change one policy at the same time.
+# The tries of a change: enough for two people who change one policy at the same time.
 _TRIES_MAX = 16
 
 
-class PolicyStore:
+class PolicyStore(LifeStore):
     """The policy of one life of a log: that of ``log_id``, or else the first one found."""
 
-    @checked(**opening(retry=options_of(RetryOptions)))
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        *,
-        runtime: Runtime | None = None,
-        retry: RetryOptions | None = None,
-        log_id: LogId | None = None,
-    ) -> None:
-        self._runtime, self._retry = runtime or shared_runtime(), retry or RetryOptions()
-        self._log = log
-        inside = with_retries(log_store(store, log), self._runtime, self._retry)
-        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
+    def _open(self) -> None:
+        log_id = self._manifests.log_id
         self._documents = DocumentStore(
-            self._manifests.objects,
-            self._runtime,
-            self._retry,
-            lambda data, what: Policy.from_bytes(data, what=what),
-            bytes_max=BYTES_MAX,
-            log_id=self._manifests.log_id,
+            self._store, self._runtime, self._retry, Policy.from_bytes, bytes_max=BYTES_MAX, log_id=log_id
         )
 
     def load(self) -> Policy:

@@ -20,11 +20,11 @@ from wal3_core.errors import (
     UnknownDurabilityError,
 )
 from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.history import History
 from wal3_core.log.read.walk import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_told
-from wal3_core.model.history import History
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
 from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later

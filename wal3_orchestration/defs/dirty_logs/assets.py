@@ -22,10 +22,10 @@ from dagster import (
     multi_asset,
 )
 
+from wal3_core.compaction.retried import Retried
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import FinishedRollUp
 from wal3_core.fleet.dirty.rollup_plan import Decision, MarkedLog, RollUpPlan
-from wal3_core.model.retried import Retried
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs.checks import DIRTY_LOG, ROLLUP

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
     from pyspark.sql import SparkSession
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.fleet.dirty.rollup_plan import MarkerRange, RollUpOptions
-    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.scope import Scope
     from wal3_orchestration.resources import RollUpResource

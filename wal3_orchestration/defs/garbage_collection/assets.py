@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.model.garbage import Garbage
-    from wal3_core.model.retried import Retried
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
     from wal3_orchestration.framework.checks import Value

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
+    from wal3_core.compaction.retried import Retried
     from wal3_core.compaction.verifying import Verification
     from wal3_core.model.pass_record import PassRecord
-    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.log_records import KnownProblem

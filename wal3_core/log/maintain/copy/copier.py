@@ -22,6 +22,7 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.log.belongings import take_cursors, take_manifest
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import load_cursors
 from wal3_core.log.maintain.copy.parts import CopiedPart
@@ -29,7 +30,7 @@ from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.belongings import Operation, take_cursors, take_manifest
+from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import Shown
@@ -189,10 +190,11 @@ class _Copying:
     def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _CopyPlan:
         manifest = self._cut(pin.manifest, from_offset)
         # Those that the copy can have; named appends may lie in the part that is not copied.
-        cursors, operation = {}, Operation.COPY if from_offset is None else Operation.COPY_FROM
+        cursors: dict[str, Cursor] = {}
         if with_cursors:
-            found, first, limit = load_cursors(self._from, pin.manifest), manifest.first, manifest.next
-            cursors = take_cursors(operation, found, first.position, limit.position)
+            cursors = take_cursors(
+                load_cursors(self._from, pin.manifest), manifest.first.position, manifest.next.position
+            )
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _CopyPlan(name, pin, manifest, cursors, terms)
 
@@ -242,7 +244,7 @@ class _Copying:
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
-        copied = take_manifest(Operation.COPY, source, policy, log_id=claim.log_id, writer=source.writer)
+        copied = take_manifest(source, policy, log_id=claim.log_id, writer=source.writer)
         if not pointers:
             # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.log.belongings import take_cursors
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.staged.once import fenced
-from wal3_core.model.belongings import Operation, take_cursors
 from wal3_core.model.cursor import is_writers
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, placed
 from wal3_core.options import UNLIMITED
@@ -88,7 +88,7 @@ class CopiedCursors:
         """Let cursors of the copy be where these are, within the copy."""
         # What an announced collection of the copy is about to take, no cursor can keep any more.
         first, limit = copied.first_kept.position, copied.next.position
-        for name, wanted in take_cursors(Operation.UPDATE, cursors, first, limit).items():
+        for name, wanted in take_cursors(cursors, first, limit).items():
             if self._move(name, wanted, limit):
                 self.moved.add(name)
 

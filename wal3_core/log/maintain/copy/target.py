@@ -188,7 +188,7 @@ class Claim:
         for name, cursor in cursors.items():
             self._write(cursor_store, cursor_path(name), cursor)
         if policy is not None:
-            policies = self._documents(lambda data, what: Policy.from_bytes(data, what=what), POLICY_BYTES_MAX)
+            policies = self._documents(Policy.from_bytes, POLICY_BYTES_MAX)
             self._write(policies, POLICY, policy)
 
     def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:

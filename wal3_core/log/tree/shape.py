@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.model.repack import ROLLS_LEFT, capacity, half
+from wal3_core.log.tree.repack import ROLLS_LEFT, capacity, half
+from wal3_core.log.tree.rolls import factor, waiting
 from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer, count_fragments
-from wal3_core.model.tree import factor, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.options import SnapshotOptions
-
-# More than this, and rolls fail: they leave some forty in a manifest at most, however large the log is.
-UNROLLED_POINTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

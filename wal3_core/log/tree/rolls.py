@@ -21,62 +21,59 @@ from wal3_core.runtime import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Roll:
-    """A run of the manifest's pointers for one snapshot to replace."""
-
-    replaced: tuple[Pointer, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rolled:
-    """The result of several rolls: a run of the manifest's pointers, and those that replace it.
+class Rewrite:
+    """A run of the manifest's pointers, and those that replace it.
 
-    ``written`` are the new snapshots that these lead to, each after those it holds; they carry the
-    ``fence`` they were made under.
+    ``written`` are the new snapshots that these lead to, each after those it holds.
     """
 
     replaced: tuple[Pointer, ...]
     pointers: tuple[Pointer, ...]
     written: tuple[Snapshot, ...]
-    fence: int
+
+    @property
+    def fence(self) -> int:
+        """The manifest's when they were made."""
+        return self.written[0].fence
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the new snapshots."""
+        return sum(len(each.to_bytes()) for each in self.written)
 
 
-def plan_roll(manifest: Manifest, options: SnapshotOptions, *, coming: int = 0) -> Roll | None:
-    """Choose the run to roll next, or None while the manifest is small enough.
+def plan_roll(manifest: Manifest, options: SnapshotOptions, *, coming: int = 0) -> tuple[Pointer, ...] | None:
+    """Choose the run of pointers for the next snapshot to replace, or None while the manifest is small enough.
 
     ``coming`` fragments are about to be appended, and count as present.
     """
     return _roll_fragments(manifest, options, coming) or _roll_snapshots(manifest.snapshots, options)
 
 
-def _roll_fragments(manifest: Manifest, options: SnapshotOptions, coming: int) -> Roll | None:
+def _roll_fragments(manifest: Manifest, options: SnapshotOptions, coming: int) -> tuple[Pointer, ...] | None:
     full = options.fragments_per_snapshot
     run = manifest.fragments[:full]
     if len(run) < full or len(manifest.fragments) + coming < full + options.fragments_kept:
         return None
-    return Roll(run[: _cut_at_interval(run, options.gc_interval_s * US_PER_S)])
+    # The last end of an interval in the run's second half counts, so that snapshots stay half full.
+    return run[: interval_end(run, range(max(1, full // 2), full), options.gc_interval_s * US_PER_S) or full]
 
 
-def _cut_at_interval(run: Sequence[FragmentPointer], interval_us: int) -> int:
-    """Return the length of the run's part that ends with a garbage collection interval.
-
-    The last boundary in the run's second half counts, so that snapshots stay half full. A run without one is
-    taken whole.
-    """
-    for length in range(len(run) - 1, max(1, len(run) // 2) - 1, -1):
-        before, after = run[length - 1].limit.timestamp_us, run[length].start.timestamp_us
+def interval_end(pointers: Sequence[Pointer], lengths: range, interval_us: int) -> int | None:
+    """Return the greatest of some lengths at which a garbage collection interval ends; None if it ends at none."""
+    for length in reversed(lengths):
+        before, after = pointers[length - 1].limit.timestamp_us, pointers[length].start.timestamp_us
         if before // interval_us != after // interval_us:
             return length
-    return len(run)
+    return None
 
 
-def _roll_snapshots(snapshots: Sequence[SnapshotPointer], options: SnapshotOptions) -> Roll | None:
+def _roll_snapshots(snapshots: Sequence[SnapshotPointer], options: SnapshotOptions) -> tuple[Pointer, ...] | None:
     full = options.snapshot_pointers_max
     # The deepest come first.
     deepest = snapshots[0].depth if snapshots else 0
@@ -89,7 +86,7 @@ def _roll_snapshots(snapshots: Sequence[SnapshotPointer], options: SnapshotOptio
         while start and joins(snapshots[start - 1], depth + 1, size, options):
             start -= 1
             size += snapshots[start].num_pointers
-        return Roll(tuple(snapshots[start:limit]))
+        return tuple(snapshots[start:limit])
     return None
 
 
@@ -119,8 +116,7 @@ def waiting(snapshots: Sequence[SnapshotPointer], depth: int, options: SnapshotO
 
     A snapshot of fragments never grows. A snapshot of snapshots grows while it fits together with the next.
     """
-    start = next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth > depth), 0)
-    limit = start
+    start = limit = behind(snapshots, depth + 1)
     while limit < len(snapshots) and snapshots[limit].depth == depth:
         limit += 1
     sizes = [pointer.num_pointers for pointer in snapshots[start:limit]]
@@ -133,17 +129,21 @@ def waiting(snapshots: Sequence[SnapshotPointer], depth: int, options: SnapshotO
     return start, limit
 
 
-def build_snapshot(roll: Roll, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
-    """Build the snapshot of a roll; the roll's snapshots of the same depth are loaded and extended."""
-    last = roll.replaced[-1]
-    depth = last.depth + 1 if isinstance(last, SnapshotPointer) else 1
+def behind(snapshots: Sequence[SnapshotPointer], depth: int) -> int:
+    """Return the end of the last snapshot of this depth or a greater one."""
+    return next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth >= depth), 0)
+
+
+def build_snapshot(run: Sequence[Pointer], manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
+    """Build the snapshot that replaces a run; the run's snapshots of the same depth are loaded and extended."""
+    depth = run[-1].depth + 1
     pointers: list[Pointer] = []
-    for pointer in roll.replaced:
+    for pointer in run:
         if isinstance(pointer, SnapshotPointer) and pointer.depth == depth:
             pointers += load(pointer).pointers
         else:
             pointers.append(pointer)
-    return Snapshot(tuple(pointers), manifest.fence, manifest.log_id)
+    return manifest.snapshot_of(pointers)
 
 
 def roll_all(
@@ -153,7 +153,7 @@ def roll_all(
     *,
     coming: int = 0,
     failed: Callable[[LogError], None] = lambda _: None,
-) -> Rolled | None:
+) -> Rewrite | None:
     """Build the snapshots of all rolls that are due, at most ``rolls_ahead_max``; None when none is.
 
     A snapshot that a later roll takes in is not written. When a snapshot cannot be loaded, only the rolls
@@ -166,29 +166,25 @@ def roll_all(
 
     rolled = manifest
     for _ in range(options.rolls_ahead_max):
-        roll = plan_roll(rolled, options, coming=coming)
-        if roll is None:
+        run = plan_roll(rolled, options, coming=coming)
+        if run is None:
             break
         try:
-            snapshot = build_snapshot(roll, manifest, below)
+            snapshot = build_snapshot(run, manifest, below)
         except LogError as error:
             failed(error)
             break
-        pointer = snapshot.pointer_to(snapshot.to_bytes())
+        pointer = snapshot.pointer
         made[pointer.path] = snapshot
-        rolled = rolled.apply_snapshot(pointer, roll.replaced)
+        rolled = rolled.apply_snapshot(pointer, run)
     if not made:
         return None
     before, after = manifest.pointers, rolled.pointers
     same = next(at for at in range(len(after)) if after[at] != before[at])
-    behind = len(after) - 1 - max(at for at, pointer in enumerate(after) if pointer.path in made)
-    pointers = after[same : len(after) - behind]
-    return Rolled(
-        replaced=before[same : len(before) - behind],
-        pointers=pointers,
-        written=tuple(_reached(pointers, made)),
-        fence=manifest.fence,
-    )
+    after_it = len(after) - 1 - max(at for at, pointer in enumerate(after) if pointer.path in made)
+    pointers = after[same : len(after) - after_it]
+    replaced = before[same : len(before) - after_it]
+    return Rewrite(replaced=replaced, pointers=pointers, written=tuple(_reached(pointers, made)))
 
 
 def _reached(pointers: Sequence[Pointer], made: dict[str, Snapshot]) -> list[Snapshot]:

@@ -1,26 +1,16 @@
-"""What a log owns, and what each operation does with it: one table, and the code that carries it out. Pure.
-
-Whatever makes a log go on somewhere else (a successor, a copy, an update of a copy) takes along what the table says,
-and nothing else decides it. Source: docs/protocol.md, "What a log owns".
-"""
+"""What a log owns, and what each operation does with it: the table of docs/protocol.md, "What a log owns"."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.model.cursor import Owner, is_writers
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import QUEUE_CURSOR
+from wal3_core.model.cursor import Owner
 from wal3_core.model.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import LogPosition
 
 
 class Operation(StrEnum):
@@ -175,54 +165,3 @@ TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
         **dict.fromkeys((*CURSORS.values(), Thing.POLICY, Thing.PINS, Thing.DROPPED), _BESIDE),
     },
 }
-
-
-def take_cursor(
-    operation: Operation, name: str, cursor: Cursor, first: LogPosition, limit: LogPosition
-) -> Cursor | None:
-    """Return a log's cursor as it is in another log that begins at ``first`` and ends at ``limit``; None: it has none.
-
-    The cursor names the life that it comes from, until its owner moves it.
-    """
-    thing = Thing.WRITER if is_writers(name, cursor) else CURSORS[cursor.owner or Owner.CONSUMER]
-    if TABLE[operation][thing].fate is not Fate.KEPT:
-        return None
-    found = replace(cursor.within(limit), carried_from=cursor.log_id)
-    if found.position.offset >= first.offset:
-        return found
-    if operation is Operation.MIGRATE or thing is Thing.WRITER:
-        return replace(found, position=first, extension=found.extension.behind)
-    return None if found.pins else found
-
-
-def take_cursors(
-    operation: Operation, cursors: Mapping[str, Cursor], first: LogPosition, limit: LogPosition
-) -> dict[str, Cursor]:
-    """Return a log's cursors as they are in another log that begins at ``first`` and ends at ``limit``."""
-    taken = {name: take_cursor(operation, name, cursor, first, limit) for name, cursor in cursors.items()}
-    return {name: cursor for name, cursor in taken.items() if cursor is not None}
-
-
-def refuses(operation: Operation, cursors: Mapping[str, Cursor]) -> str | None:
-    """Say why an operation is refused to a log with these cursors; None if it is not."""
-    for name, cursor in cursors.items():
-        # An earlier version did not say whose it is.
-        unsaid = Owner.QUEUE if name == QUEUE_CURSOR else Owner.CONSUMER
-        cell = TABLE[operation][CURSORS[cursor.owner or unsaid]]
-        if cell.fate is Fate.REFUSED:
-            return f"cursor {name}: {cell.why}"
-    return None
-
-
-def take_manifest(
-    operation: Operation, source: Manifest, policy: Policy | None, *, log_id: LogId, writer: str
-) -> Manifest:
-    """Return the manifest of a log that goes on from another one, before its pointers are written.
-
-    It takes appends as the policy says that it takes along.
-    """
-    if operation is Operation.MIGRATE:
-        made = Manifest.successor(source, log_id=log_id, writer=writer)
-    else:
-        made = replace(source, log_id=log_id, seal=None, announced=None, destroying=False, compacting=None)
-    return replace(made, keyed=policy is not None and policy.has_passes, view=None if policy is None else policy.view)

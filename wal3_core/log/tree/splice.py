@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
+from wal3_core.log.tree.repack import capacity, pack
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.repack import capacity, pack
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.runtime import US_PER_S
 
@@ -23,24 +23,9 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Compaction, Manifest
+    from wal3_core.model.pass_record import Replacement
     from wal3_core.model.snapshot import Pointer
     from wal3_core.options import SnapshotOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """A run of fragments, ``members``, and the fragment that stands for them from now on."""
-
-    members: tuple[FragmentPointer, ...]
-    pointer: FragmentPointer
-
-    def __post_init__(self) -> None:
-        """Refuse a fragment that does not cover exactly the run."""
-        first, last, pointer = self.members[0], self.members[-1], self.pointer
-        covered = (first.first_seq_no, last.seq_no, first.start, last.limit, first.continues)
-        if covered != (pointer.first_seq_no, pointer.seq_no, pointer.start, pointer.limit, pointer.continues):
-            message = f"fragment {pointer.seq_no}: expected to stand for {covered}, found {pointer}"
-            raise InvalidRequestError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +92,7 @@ class _Splicer:
 
     def _changed(self, siblings: Sequence[Pointer], inside: Sequence[Replacement]) -> Sequence[Pointer]:
         """Make replacements that connect siblings, packed into nodes of the greatest depth among these."""
-        depth = max(map(_depth, siblings))
+        depth = max(sibling.depth for sibling in siblings)
         if depth == 0:
             return self._replaced(siblings, inside)
         below: list[Pointer] = []
@@ -139,18 +124,12 @@ class _Splicer:
 
     def _packed(self, pointers: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
         for node in pack(pointers, capacity(self._options, depth), self._options.gc_interval_s * US_PER_S):
-            snapshot = Snapshot(node, self._manifest.fence, self._manifest.log_id)
-            self.written.append(snapshot)
-            yield snapshot.pointer_to(snapshot.to_bytes())
-
-
-def _depth(pointer: Pointer) -> int:
-    return pointer.depth if isinstance(pointer, SnapshotPointer) else 0
+            self.written.append(self._manifest.snapshot_of(node))
+            yield self.written[-1].pointer
 
 
 def _lies_above(level: int, pointer: Pointer) -> bool:
-    """Whether the pointer has at least this depth."""
-    return _depth(pointer) >= level
+    return pointer.depth >= level
 
 
 def _clusters(

@@ -14,8 +14,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from wal3_core.log.tree.rolls import Rewrite, behind, factor, interval_end, waiting
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
-from wal3_core.model.tree import factor, waiting
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -88,20 +88,6 @@ class Repack:
         return replace(self, runs=tuple(runs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repacked:
-    """The result of a step: a run of the manifest's pointers, and those that replace it.
-
-    ``written`` are the new snapshots, deepest first; they carry the fence they were made under.
-    ``num_bytes`` is their size.
-    """
-
-    replaced: tuple[Pointer, ...]
-    pointers: tuple[Pointer, ...]
-    written: tuple[Snapshot, ...]
-    num_bytes: int
-
-
 class Repacker:
     """Plans the steps for one log; remembers the well-shaped snapshots, which never change.
 
@@ -157,7 +143,7 @@ class Repacker:
         Snapshots one level less deep are among them where they lie before a deeper one, so that no writer
         rolls them, and where there are more than a writer leaves.
         """
-        limit = _limit(snapshots, depth)
+        limit = behind(snapshots, depth)
         if depth > 1:
             start, full = waiting(snapshots, depth - 1, self._options)
             limit = full if full - start >= ROLLS_LEFT * factor(self._options) else limit
@@ -179,11 +165,6 @@ class Repacker:
         if runs:
             reason = reason or (Reason.LEAVES if depth == 1 else Reason.NODES)
             yield Repack(reason=reason, depth=depth, parents=parents, siblings=tuple(siblings), runs=tuple(runs))
-
-
-def _limit(snapshots: Sequence[SnapshotPointer], depth: int) -> int:
-    """Return the end of the last snapshot of this depth or a greater one."""
-    return next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth >= depth), 0)
 
 
 def capacity(options: SnapshotOptions, depth: int) -> int:
@@ -234,8 +215,7 @@ def find_runs(siblings: Sequence[Pointer], depth: int, full: int, falls_by: int 
     segments: list[_Segment] = []
     for index, pointer in enumerate(siblings):
         size = _size(pointer, depth)
-        node = isinstance(pointer, SnapshotPointer) and pointer.depth == depth
-        segment = _Segment(index, index + 1, size, dirty=not node or size > full)
+        segment = _Segment(index, index + 1, size, dirty=pointer.depth != depth or size > full)
         while segments and segments[-1].joins(segment, full, falls_by):
             before = segments.pop()
             segment = _Segment(before.start, segment.limit, before.size + segment.size, dirty=True)
@@ -246,33 +226,24 @@ def find_runs(siblings: Sequence[Pointer], depth: int, full: int, falls_by: int 
 # ---------------------------------------------------------------------- new nodes
 
 
-def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> list[tuple[Pointer, ...]]:
+def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> Iterator[tuple[Pointer, ...]]:
     """Cut pointers into nodes of at most ``full``, each at least half full if all together are.
 
     A node ends where the last collection interval within reach ends.
     """
-    nodes, start = [], 0
-    while start < len(pointers):
-        length = _length(pointers, start, full, interval_us)
-        nodes.append(tuple(pointers[start : start + length]))
-        start += length
-    return nodes
-
-
-def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int) -> int:
-    left = len(pointers) - start
-    # The rest must fill half a node.
-    longest = min(full, left - half(full))
-    for length in range(longest, half(full) - 1, -1):
-        before, after = pointers[start + length - 1].limit, pointers[start + length].start
-        if before.timestamp_us // interval_us != after.timestamp_us // interval_us:
-            return length
-    return left if left <= full else longest
+    while left := len(pointers):
+        # The rest must fill half a node.
+        longest = min(full, left - half(full))
+        length = interval_end(pointers, range(half(full), longest + 1), interval_us) or (
+            left if left <= full else longest
+        )
+        yield tuple(pointers[:length])
+        pointers = pointers[length:]
 
 
 def build_repack(
     repack: Repack, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
-) -> Repacked:
+) -> Rewrite:
     """Build the snapshots of a step on a manifest; loads its ``opened`` and ``above`` ones."""
     packer = _Packer(options, manifest, load)
     runs, parents = repack.runs, repack.parents
@@ -289,12 +260,8 @@ def build_repack(
         beside = load(parents[-number - 1]).pointers if number < len(parents) else (parent,)
         at = beside.index(parent)
         made = [*beside[:at], *packed, *beside[at + 1 :]]
-    return Repacked(
-        replaced=parents[:1] or repack.siblings[first:last],
-        pointers=tuple(made),
-        written=tuple(packer.written),
-        num_bytes=packer.num_bytes,
-    )
+    replaced = parents[:1] or repack.siblings[first:last]
+    return Rewrite(replaced=replaced, pointers=tuple(made), written=tuple(packer.written))
 
 
 class _Packer:
@@ -305,7 +272,6 @@ class _Packer:
         self._manifest = manifest
         self._load = load
         self.written: list[Snapshot] = []
-        self.num_bytes = 0
 
     def nodes(self, siblings: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
         """Pack the pointers of siblings of this depth, and the other siblings themselves."""
@@ -317,16 +283,8 @@ class _Packer:
                 pointers += self._load(sibling).pointers
             else:
                 pointers.append(sibling)
-        interval_us = self._options.gc_interval_s * US_PER_S
-        for node in pack(pointers, capacity(self._options, depth), interval_us):
+        for node in pack(pointers, capacity(self._options, depth), self._options.gc_interval_s * US_PER_S):
             same = known.get((node[0].first_seq_no, node[-1].last_seq_no))
             if same is None:
-                yield self._write(Snapshot(node, self._manifest.fence, self._manifest.log_id))
-            else:
-                yield same
-
-    def _write(self, snapshot: Snapshot) -> SnapshotPointer:
-        data = snapshot.to_bytes()
-        self.written.append(snapshot)
-        self.num_bytes += len(data)
-        return snapshot.pointer_to(data)
+                self.written.append(self._manifest.snapshot_of(node))
+            yield same or self.written[-1].pointer

@@ -1,0 +1,1 @@
+"""The tree of snapshots below a manifest: how it grows, is packed again, and changes by a pass. Pure."""
