@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore
 from wal3_core import Fleet, FleetOptions
-from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_store
+from wal3_core.exercise.place import leftovers, log_name, remove, run_store
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
