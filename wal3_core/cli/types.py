@@ -10,13 +10,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlencode
 
 import click
 from click.shell_completion import CompletionItem
 
 from wal3_core.cli.shell.failures import NAMED_LOG, InvalidFailure
-from wal3_core.cli.shell.stores import whole_url
+from wal3_core.cli.shell.stores import whole_url, with_options
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.model.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
 from wal3_core.model.position import AtTime
@@ -24,7 +23,6 @@ from wal3_core.runtime import US_PER_S, later, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -289,18 +287,12 @@ def completed(context: click.Context, begun: str, names: Names) -> list[str]:
         if isinstance(url, str):
             # Where an option waits for its value, click has not parsed the arguments yet.
             log = context.params.get("log") or next(iter(context.args), None)
-            store, log = open_store(whole_url(_hurried(url))), log if isinstance(log, str) else ""
+            # Requests are given up soon.
+            hurried = with_options(whole_url(url), timeout_s="0", request_timeout_s=f"{_TIMEOUT_S:g}")
+            store, log = open_store(hurried), log if isinstance(log, str) else ""
             asked = later(shared_runtime(), lambda: list(islice(names(store, log, begun), _NAMES_MAX)))
             return [name for name in shared_runtime().wait(asked, _TIMEOUT_S) if name.startswith(begun)]
     return []
-
-
-def _hurried(url: str) -> str:
-    """Return the URL of the same store, whose requests are given up soon."""
-    if not url.startswith(("s3:", "gs:", "az:")):
-        return url
-    options = {**options_of_url(url), "timeout_s": "0", "request_timeout_s": f"{_TIMEOUT_S:g}"}
-    return split_store_url(url)._replace(query=urlencode(options, safe=":/")).geturl()
 
 
 def _logs(store: ObjectStore, _: str, begun: str) -> Iterable[str]:

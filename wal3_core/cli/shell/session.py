@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from wal3_core.cli.shell.stores import whole_url
+from wal3_core.cli.shell.stores import check_store, whole_url
+from wal3_core.fleet.discovery import list_logs
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -37,6 +38,19 @@ class Session:
         if url is None:
             raise click.UsageError("no store named: give --store URL before the command, or set WAL3_STORE")
         return whole_url(url, timeout_s=self.timeout_s)
+
+    def named_logs(self, logs: Sequence[str], *, all_logs: bool, verb: str) -> tuple[ObjectStore, Sequence[str]]:
+        """Return the store, and the logs that a command is for: those named, or with --all every one.
+
+        UsageError when neither or both are given, before the store is asked; InvalidRequestError when it is none.
+        """
+        if bool(logs) == all_logs:
+            raise click.UsageError(f"name the logs to {verb}, or give --all")
+        store = self.store()
+        found = logs or sorted(list_logs(store))
+        if not found:
+            check_store(store)
+        return store, found
 
 
 class Commands(click.Group):

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, unquote_to_bytes, urlencode, urlsplit
 
-import click
-
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
-from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
@@ -21,12 +18,13 @@ from wal3_core.storage.retrying import with_retries
 from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from wal3_core.storage.object_store import ObjectStore
 
 NO_LOGS = "no logs: `wal3 init LOG` creates one"
-_OBJECTS_LOOKED_AT_MAX = 1000
+# Objects of a place, or folders of a store, that are read to say what it is.
+_NAMES_MAX = 1000
 _REMOTE = frozenset({"s3", "gs", "az"})
 _ADVICE = "correct --store or WAL3_STORE; `wal3 init LOG` begins a store there"
 
@@ -41,10 +39,15 @@ def whole_url(url: str, *, timeout_s: float | None = None) -> str:
     parts = split_store_url(url)
     if parts.scheme == "file":
         check_directory(Path(os.fsdecode(unquote_to_bytes(parts.path))))
-    if timeout_s is not None and parts.scheme in _REMOTE:
-        options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
-        url = parts._replace(query=urlencode(options, safe=":/")).geturl()
-    return url
+    return url if timeout_s is None else with_options(url, timeout_s=f"{timeout_s:g}")
+
+
+def with_options(url: str, **options: str) -> str:
+    """Return the URL of the same store with other options; a directory takes none."""
+    parts = split_store_url(url)
+    if parts.scheme not in _REMOTE:
+        return url
+    return parts._replace(query=urlencode({**options_of_url(url), **options}, safe=":/")).geturl()
 
 
 def check_directory(path: Path) -> None:
@@ -54,21 +57,6 @@ def check_directory(path: Path) -> None:
     if taken is not None and os.access(taken, os.F_OK) and not taken.is_dir():
         message = f"store {path}: expected a directory, found that {taken} is a file: correct --store or WAL3_STORE"
         raise InvalidRequestError(message)
-
-
-def named_logs(store: ObjectStore, logs: Sequence[str], *, all_logs: bool, verb: str) -> Sequence[str]:
-    """Return the logs that a command is for, those named or --all; UsageError when neither or both are given."""
-    if bool(logs) == all_logs:
-        raise click.UsageError(f"name the logs to {verb}, or give --all")
-    return logs_of(store) if all_logs else logs
-
-
-def logs_of(store: ObjectStore, prefix: str = "") -> list[str]:
-    """List the logs in the order of their names; InvalidRequestError when there are none, and no store either."""
-    logs = sorted(list_logs(store, prefix))
-    if not logs:
-        check_store(store)
-    return logs
 
 
 def check_store(store: ObjectStore) -> None:
@@ -89,7 +77,7 @@ def check_store(store: ObjectStore) -> None:
         found = "none" if not root.exists() else "a directory without logs"
     elif store.head(STORE_IDENTITY) is not None:
         return
-    for meta in islice(store.list_objects(""), _OBJECTS_LOOKED_AT_MAX):
+    for meta in islice(store.list_objects(""), _NAMES_MAX):
         if meta.path == STORE_IDENTITY or meta.path.endswith(f"/{MANIFEST}"):
             return
         found = f"other objects, like {meta.path!r}"
@@ -100,7 +88,7 @@ def similar_logs(store: ObjectStore, log: str) -> str:
     """Say which logs beside one that was not found have names much like its own; one listing."""
     above, slash, part = log.rpartition("/")
     with suppress(LogError):
-        folders = islice(store.list_folders(f"{above}{slash}"), _OBJECTS_LOOKED_AT_MAX)
+        folders = islice(store.list_folders(f"{above}{slash}"), _NAMES_MAX)
         names = {each.removesuffix("/").rpartition("/")[2] for each in folders}
         # A log that was destroyed has left its folder.
         by_case = {name.lower(): name for name in filter(is_name_part, names - {part})}
