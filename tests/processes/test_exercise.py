@@ -19,7 +19,6 @@ from wal3_core.exercise.load import LoadShape
 from wal3_core.exercise.place import leftovers, log_name, remove, run_store
 from wal3_core.exercise.running import Exercise, ExercisePlan
 from wal3_core.options import MIB
-from wal3_core.runtime import shared_runtime
 
 from .exercising import RoughProxy, through
 from .fault_proxy import listening
@@ -77,10 +76,10 @@ def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str
     assert summary.figures.counts["records_collected"] > 0
     assert summary.checked.sizes["followed"] > 0
 
-    store, runtime = open_store(local_url), shared_runtime()
-    assert leftovers(store, runtime) == [exercise.run]
-    assert remove(store, exercise.run, runtime, lambda _done, _total: None) > LOAD.logs
-    assert leftovers(store, runtime) == []
+    store = open_store(local_url)
+    assert leftovers(store) == [exercise.run]
+    assert remove(store, exercise.run, lambda _done, _total: None) > LOAD.logs
+    assert leftovers(store) == []
     assert list(store.list_objects("")) == []
 
 

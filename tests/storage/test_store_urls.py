@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wal3_core import CorruptError, CursorStore, InvalidRequestError, LogPosition, LogReader, LogWriter, open_store
 from wal3_core.cli.program import cli
-from wal3_core.cli.shell.stores import whole_url
+from wal3_core.cli.shell.session import whole_url
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.backends.memory import MemoryStore

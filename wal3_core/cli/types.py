@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from wal3_core.cli.shell.failures import NAMED_LOG, InvalidFailure
-from wal3_core.cli.shell.stores import whole_url, with_options
+from wal3_core.cli.shell.session import whole_url, with_options
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.model.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
 from wal3_core.model.position import AtTime
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SHOWN_UNITS = ("d", "h", "m", "s")
-# What is longer than the first is rounded to the second.
+# Units, in seconds, to which durations longer than the first number are rounded.
 _ROUNDED_TO = ((86_400, 3600), (3600, 60))
 _PART = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ms|s|min|m|h|d|w)", re.ASCII)
 _WHOLE = re.compile(r"\d{1,20}", re.ASCII)
@@ -170,9 +170,9 @@ class WholeSeconds(Duration):
 
 _TIMEOUT_S = 1.0
 _NAMES_MAX = 500
-# Each candidate takes a listing, which shows whether there are logs below it.
+# Folders that a completion lists, to see whether there are logs below them.
 _OPENED_MAX = 16
-# Of the address of a bucket: ``s3://bucket``.
+# Slashes in the address of a bucket, ``s3://bucket``.
 _SLASHES_OF_A_BUCKET = 2
 _MEANT_LENGTH_MAX = 100
 # The names and passwords in a URL, and its options.

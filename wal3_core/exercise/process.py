@@ -170,7 +170,7 @@ class RoleContext:
         return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
-# Far too short for production, where readers must have ended within it: here it makes the races more frequent.
+# An interval far too short for production, where readers must end within it: it makes the races more frequent.
 _COLLECTOR = CollectorOptions(interval_s=1.0, fraction_max=1.0)
 _MAINTAINING_PAUSE_S = 0.2
 
@@ -261,14 +261,14 @@ class _Followed:
             self._witness = self._cursors.save(CURSOR, last, witness)
 
 
-# A process that falls behind leaves appends out: it has so many without an outcome, and catches up this many seconds.
+# Appends without an outcome, and seconds to catch up: a process that falls further behind leaves appends out.
 _WAITING_MAX = 256
 _BEHIND_S_MAX = 1.0
 _TICK_S = 0.005
 _BYTES_HELD_MAX = 128 * MIB
-# How long an append waits for its log to be opened, and for room.
+# Time that an append waits for its log to be opened, and for room.
 _SUBMIT_S_MAX = 10.0
-# Smaller than what the maintaining process keeps: so that there is something to compact within seconds.
+# Snapshots smaller than what the maintaining process keeps, so that it can compact something within seconds.
 _SMALL = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
@@ -346,9 +346,9 @@ class _Writing:
             future = self._fleet.submit(log, body, key=key, expect_next=append.expect_next, timeout_s=_SUBMIT_S_MAX)
         except LogError as error:
             # Nothing was begun.
-            self._answer(log, append, AppendOutcome.NOT_DURABLE, error)
+            self._note(log, append, AppendOutcome.NOT_DURABLE, error)
         else:
-            future.add_done_callback(partial(self._answered, log, append))
+            future.add_done_callback(partial(self._ended, log, append))
 
     def _expected(self, choice: AppendChoice, log: str) -> int | None:
         end = self._ends.get(log)
@@ -356,20 +356,20 @@ class _Writing:
             return None
         return max(1, end - 1) if choice.wrong else end
 
-    def _answered(self, log: str, append: Append, future: Future[LogPosition]) -> None:
+    def _ended(self, log: str, append: Append, future: Future[LogPosition]) -> None:
         match future.exception():
             case None:
                 offset = future.result().offset
-                self._answer(log, replace(append, offset=offset), AppendOutcome.DURABLE)
+                self._note(log, replace(append, offset=offset), AppendOutcome.DURABLE)
             case UnmarkedError() as error:
                 self._work.counts.count("unmarked")
-                self._answer(log, replace(append, offset=error.offset), AppendOutcome.DURABLE)
+                self._note(log, replace(append, offset=error.offset), AppendOutcome.DURABLE)
             case NotDurableError() as error:
-                self._answer(log, append, AppendOutcome.NOT_DURABLE, error)
+                self._note(log, append, AppendOutcome.NOT_DURABLE, error)
             case error:
-                self._answer(log, append, AppendOutcome.UNKNOWN, error)
+                self._note(log, append, AppendOutcome.UNKNOWN, error)
 
-    def _answer(self, log: str, append: Append, outcome: AppendOutcome, error: BaseException | None = None) -> None:
+    def _note(self, log: str, append: Append, outcome: AppendOutcome, error: BaseException | None = None) -> None:
         append = replace(append, outcome=outcome, answered_us=self._work.now_us)
         try:
             self._work.ledger.note(log, append)

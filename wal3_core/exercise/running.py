@@ -85,7 +85,7 @@ class Exercise:
     """One exercise of a store. Its logs are in a folder of their own; its ledgers in ``folder``, a local directory."""
 
     def __init__(self, store: ObjectStore, url: str, plan: ExercisePlan, folder: Path) -> None:
-        self.run = new_run(shared_runtime())
+        self.run = new_run()
         self._runtime = shared_runtime()
         self._store = store
         self._place = run_store(store, self.run)

@@ -14,7 +14,7 @@ import numpy as np
 
 from wal3_core.hashing import item_of
 
-# What the code returns. With any but DONE, nothing was summed. DAMAGED: bounds that fall, or lie beyond the values,
+# Results of the code. With any but DONE, nothing was summed. DAMAGED: bounds that fall, or lie beyond the values,
 # which the caller's own check reports. UNEVEN: one record is so long that most lanes would wait for it.
 DONE, DAMAGED, UNEVEN = range(3)
 LANES_MAX = 8
@@ -31,7 +31,7 @@ _SCRATCH_ALIGNMENT = 8 * LANES_MAX
 _SUMS = 8
 
 Sums = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
-# It takes the addresses of its result, of its errors, of which it has none, and of its job.
+# Addresses that the code takes: of its result, of its errors, of which it has none, and of its job.
 Function = Callable[[int, int, int], int]
 
 

@@ -11,8 +11,7 @@ import click
 
 from wal3_core.cli.shell.failures import Failure, plain, unreadable
 from wal3_core.cli.shell.output import count, counted, print_json, show_table, size
-from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.session import Commands, Session, check_store, session_and_json
 from wal3_core.cli.types import CURSOR, LOG, SERVER, Duration, Whole, age_of
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
@@ -34,7 +33,7 @@ _NAMED_MAX = 20
 NO_DIRTY_LOGS = "no dirty logs: a server has one that opens its fleet by name (`Fleet.open(store, server=NAME)`)"
 
 _COLUMNS = ("log", "decision", "records", "bytes", "age", "reinserted", "why")
-# What asks for work comes first. The decision about a log that several lanes have marked is the first of theirs.
+# Decisions that ask for work come first. That about a log which several lanes have marked is the first of theirs.
 _ORDER = (
     Decision.UNREADABLE,
     Decision.SELECTED,
@@ -43,7 +42,7 @@ _ORDER = (
     Decision.CAUGHT_UP,
     Decision.GONE,
 )
-# Only these can be handed out: the others need nothing, or stay marked.
+# Decisions about logs that can be handed out: others need nothing, or stay marked.
 _HANDED_OUT = frozenset({Decision.KEPT, Decision.SELECTED})
 
 

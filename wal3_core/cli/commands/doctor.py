@@ -10,8 +10,7 @@ import click
 
 from wal3_core.cli.shell.failures import Failure, exit_unless, plain
 from wal3_core.cli.shell.output import print_json, progress, show, show_table
-from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.session import Session, check_store, session_and_json
 from wal3_core.fleet.identity import store_identity
 from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
@@ -44,7 +43,7 @@ def doctor(session: Session, url: str | None, as_json: bool) -> None:
     with progress("doctor", None) as advance:
         report = examine(store, progress=lambda _: advance(next(steps), None))
     # It finds the compiled code, or has it compiled for the processes to come.
-    LANES.look()
+    LANES.load()
     hashing = LANES.hashing()
     if as_json:
         print_json({**report.to_json(), "hashing": asdict(hashing)})

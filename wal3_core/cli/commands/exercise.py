@@ -161,7 +161,7 @@ def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], 
         if kept:
             return summary
         with progress("exercise: removing", plan.load.logs) as advance:
-            remove(store, running.run, shared_runtime(), advance)
+            remove(store, running.run, advance)
     except BaseException:
         click.echo(left, err=True)
         raise
@@ -170,11 +170,10 @@ def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], 
 
 
 def _clean(store: ObjectStore) -> None:
-    runtime = shared_runtime()
-    found = leftovers(store, runtime)
+    found = leftovers(store)
     for run in found:
         with progress(f"removing {run}", None) as advance:
-            removed = remove(store, run, runtime, advance)
+            removed = remove(store, run, advance)
         click.echo(f"removed {EXERCISES}{run}: {counted(removed, 'log')}")
     if not found:
         click.echo("no exercise has left anything")

@@ -15,8 +15,7 @@ from rich.text import Text
 from wal3_core.cli.commands.dirty import NO_DIRTY_LOGS, say_cut, warn_of_clock
 from wal3_core.cli.shell.failures import plain, unreadable
 from wal3_core.cli.shell.output import count, counted, output_width, print_json, quiet_pipe, show_table, table
-from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.session import Commands, Session, check_store, session_and_json
 from wal3_core.cli.types import Duration, Whole, age_of
 from wal3_core.fleet.dirty.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN

@@ -13,7 +13,6 @@ import click
 from wal3_core.cli.shell.failures import exit_unless, explain
 from wal3_core.cli.shell.output import count, counted, print_json, progress, show_table, size
 from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS
 from wal3_core.cli.types import Decimal, Duration, Whole, log_argument, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
@@ -113,9 +112,7 @@ def gc(  # noqa: PLR0913 - its options
         without_cursors=without_cursors,
         orphans_max=_DEFAULTS.orphans_max if orphans else 0,
     )
-    store, named = session.named_logs(logs, all_logs=all_logs, verb="collect")
-    if not named and not as_json:
-        click.echo(NO_LOGS)
+    store, named = session.named_logs(logs, all_logs=all_logs, verb="collect", as_json=as_json)
     run = partial(_dry_run if dry_run else _collect, store, up_to_offset, options, as_json=as_json)
     rows: list[tuple[str, ...]] = []
     sound = True

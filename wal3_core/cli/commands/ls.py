@@ -10,8 +10,7 @@ import click
 
 from wal3_core.cli.shell.failures import unreadable
 from wal3_core.cli.shell.output import count, progress, show_each, size
-from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS, check_store, similar_logs
+from wal3_core.cli.shell.session import NO_LOGS, Session, check_store, session_and_json, similar_logs
 from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.discovery import load_manifests

@@ -11,7 +11,6 @@ import click
 from wal3_core.cli.shell.failures import exit_unless, explain, plain, section_of
 from wal3_core.cli.shell.output import count, output_width, print_json, progress, show_each, size
 from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS
 from wal3_core.cli.types import Whole, log_argument
 from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport, place_of_object
@@ -67,14 +66,14 @@ def scrub(
     """
     if from_offset is not None and len(logs) != 1:
         raise click.UsageError("--from-offset: name one log")
-    store, named = session.named_logs(logs, all_logs=all_logs, verb="scrub")
+    store, named = session.named_logs(logs, all_logs=all_logs, verb="scrub", as_json=as_json)
     reports = []
     for report in _scrubbed(store, named, from_offset, Limits(num_bytes=num_bytes)):
         reports.append(report)
         if as_json:
             print_json(report.to_json())
-    if not as_json:
-        _show_scrubs(store, reports) if reports else click.echo(NO_LOGS)
+    if reports and not as_json:
+        _show_scrubs(store, reports)
     exit_unless(all(report.sound for report in reports))
 
 
