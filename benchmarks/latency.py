@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.slow_store import CAS_S, PUT_S, SlowStore
 from tests.faults.simulator import SimProcess, Simulation
 from wal3_core import LogWriter, WriterOptions
-from wal3_core.fleet.exercise.report import price_usd
+from wal3_core.exercise.report import price_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -197,6 +197,34 @@ def test_slash_after_a_prefix_does_not_count(wal3: Command) -> None:
     assert wal3.ok("ls", "eu/") == wal3.ok("ls", "eu") == wal3.ok("ls", "/") == wal3.ok("ls")
 
 
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (["gc"], "name the logs to collect, or give --all"),
+        (["gc", "a", "--all"], "name the logs to collect, or give --all"),
+        (["gc", "a", "--without-cursors"], "--without-cursors needs --up-to-offset"),
+        (["scrub"], "name the logs to scrub, or give --all"),
+        (["scrub", "--all", "--from-offset", "2"], "--from-offset: name one log"),
+        (["copy", "a", "b", "--update", "--after", "c"], "leave out --after"),
+        (["copy", "a", "b", "--from-offset", "2", "--after", "c"], "leave out --from-offset or --after"),
+        (["destroy", "a", "--undo", "--yes"], "--undo: expected no --dry-run, --yes or --also-pinned"),
+        (["cat", "a", "--separator", "x"], "--separator needs --raw"),
+        (["tail", "a", "--follow", "--to-offset", "2"], "--follow: expected no --to-offset"),
+        (["files", "a", "--from-offset", "2", "--from-time", "-1h"], "give only one of them"),
+        (["compact", "a", "--verify", "--force"], "--verify and --receipt compact nothing"),
+        (["policy", "a", "--retention", "7d", "--no-retention"], "not both"),
+        (["dirty", "rollup", "--all", "--handled", "a"], "expected --handled or --all, found both"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_wrong_options_are_refused_before_the_store_is_opened(line: list[str], wrong: str) -> None:
+    done = Command("ftp://no/store")(*line)
+
+    assert done.exit_code == 2
+    assert wrong in done.stderr
+    assert "ftp" not in done.stderr
+
+
 # ---------------------------------------------------------------------- exit codes
 
 

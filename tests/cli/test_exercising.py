@@ -16,11 +16,11 @@ import pytest
 from wal3_core import LogWriter, open_store
 from wal3_core.cli.commands.exercise import progress_line, verdict_line
 from wal3_core.errors import UnavailableError
+from wal3_core.exercise.ledger import AppendOutcome
+from wal3_core.exercise.load import LoadShape
+from wal3_core.exercise.report import Checked, Figures, Summary
+from wal3_core.exercise.running import ExercisePlan, ExerciseProgress
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.fleet.exercise.ledger import AppendOutcome
-from wal3_core.fleet.exercise.load import LoadShape
-from wal3_core.fleet.exercise.report import Checked, Figures, Summary
-from wal3_core.fleet.exercise.running import ExercisePlan, ExerciseProgress
 
 from .conftest import Command, Process
 
@@ -112,7 +112,7 @@ def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) ->
 def test_progress_names_refusals_by_a_condition_apart_from_failures() -> None:
     load = LoadShape(seed=1, rate_per_s=60, logs=6, processes=2, body_bytes_max=100, bytes_per_s=1e6)
     counts = {"durable": 40, "not_durable": 55, "unknown": 2, "error ConditionNotMetError": 52, "error LogError": 5}
-    now = ExerciseProgress(at_s=10, rate_per_s=60, figures=Figures(Counter(counts)), closed=0, killed=0)
+    now = ExerciseProgress(at_s=10, rate_per_s=60, figures=Figures(Counter(counts)))
 
     line = progress_line(now, ExercisePlan(load, duration_s=60, bytes_max=1000))
 

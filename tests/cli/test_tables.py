@@ -7,17 +7,23 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from wal3_core import LogWriter, PinStore, open_store
 from wal3_core.cli.commands import cursor, gc, ls, scrub, snapshot
-from wal3_core.cli.shell.output import counted, second, show_table, time
+from wal3_core.cli.shell.output import _widths, counted, second, table, time
 
 WIDTH = 80
 ROWS = {
-    "ls": (ls._COLUMNS, ("tenants/acme/a-long-name-of-orders", "12,345", "1.2 GB", "123", "1", "12,346", "sealed")),
-    "scrub": (scrub._SCRUB_COLUMNS, ("tenants/acme/a-long-name", "sound", "12,345", "1.2 GB", "123", "4")),
+    "ls": (
+        tuple(ls._COLUMNS),
+        ("tenants/acme/a-long-name-of-orders", "12,345", "1.2 GB", "123", "1", "12,346", "sealed"),
+    ),
+    "scrub": (tuple(scrub._COLUMNS), ("tenants/acme/a-long-name", "sound", "12,345", "1.2 GB", "123", "4")),
     "gc": (gc._COLUMNS, ("orders", "12,345", "1.2 GB", "0", "123", "0", "cursor billing is at offset 12346", "23h59m")),
     "cursors": (
         cursor.CURSOR_COLUMNS,
@@ -37,23 +43,43 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_table_breaks_no_word_and_no_number_at_80_columns(name: str) -> None:
     columns, row = ROWS[name]
-    shown = io.StringIO()
+    shown = click.unstyle(table(columns, [row], numbers=columns[1:3], texts=("why",), width=WIDTH))
 
-    show_table(columns, [row], numbers=columns[1:3], texts=("why",), output=Console(file=shown, width=WIDTH))
-
-    lines = shown.getvalue().splitlines()
-    assert all(len(line) <= WIDTH for line in lines)
-    words = shown.getvalue().split()
+    assert all(len(line) <= WIDTH for line in shown.splitlines())
+    words = shown.split()
     assert {word for column in columns for word in column.split()} <= set(words)
     assert {word for cell in row[1:] for word in cell.split()} <= set(words)
 
 
+LAID_OUT = [
+    ("orders", "1,000", ""),
+    ("größe/東京", "2", "sealed"),
+    ("", "", "a text that is far longer than its heading"),
+]
+
+
+@pytest.mark.parametrize("width", [44, 46, 52, 60, 66, 67, 68, 69, 70, 75, 10_000])
+@pytest.mark.parametrize("rows", [LAID_OUT, []], ids=["rows", "none"])
+def test_table_is_laid_out_as_rich_does(rows: list[tuple[str, ...]], width: int) -> None:
+    columns = ("log", "number of records", "state")
+
+    ours = table(columns, rows, numbers=columns[1:2], texts=columns[2:], width=width)
+
+    output = io.StringIO()
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    widths = _widths(columns, rows, {"log", "state"}, width)
+    assert widths is not None
+    for column, column_width in zip(columns, widths, strict=True):
+        right = column in columns[1:2]
+        made.add_column(column, justify="right" if right else "left", overflow="fold", width=column_width)
+    for row in rows:
+        made.add_row(*row)
+    Console(file=output, width=10_000, markup=False, highlight=False).print(made)
+    assert f"{click.unstyle(ours)}\n" == output.getvalue()
+
+
 def test_ls_stays_a_table_at_80_columns() -> None:
-    shown = io.StringIO()
-
-    show_table(ls._COLUMNS, [ROWS["ls"][1]], output=Console(file=shown, width=WIDTH))
-
-    assert "fragments   first" in shown.getvalue()
+    assert "fragments   first" in table(ROWS["ls"][0], [ROWS["ls"][1]], width=WIDTH)
 
 
 def test_no_time_is_a_dash_and_one_is_singular() -> None:

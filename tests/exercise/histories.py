@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
+from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +38,7 @@ class History:
     done: defaultdict[str, deque[Append]] = field(default_factory=lambda: defaultdict(deque))
     ended: list[Append] = field(default_factory=list)
     found: list[ReadRecord] = field(default_factory=list)
-    looks: list[EndSeen] = field(default_factory=list)
+    end_reads: list[EndSeen] = field(default_factory=list)
     number: int = 0
 
     def step(self, what: str, process: str) -> None:
@@ -50,7 +50,7 @@ class History:
         """What the ledgers say, with the final read: those without an answer are pending."""
         left = [each for queue in (*self.submitted.values(), *self.done.values()) for each in queue]
         pending = [replace(each, outcome=AppendOutcome.PENDING, offset=0) for each in left]
-        return LogLedger([*self.ended, *pending], list(self.found), list(self.looks), [])
+        return LogLedger([*self.ended, *pending], list(self.found), list(self.end_reads), [])
 
     def _submit(self, process: str) -> None:
         self.number += 1
@@ -81,7 +81,7 @@ class History:
             self.ended.append(replace(append, answered_us=self.now_us))
 
     def _look(self, _process: str) -> None:
-        self.looks.append(EndSeen(began_us=self.now_us, next_offset=len(self.found) + 1))
+        self.end_reads.append(EndSeen(began_us=self.now_us, next_offset=len(self.found) + 1))
 
 
 def found_of(append: Append, offset: int) -> ReadRecord:

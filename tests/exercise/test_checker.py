@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.checker import Violation, ViolationKind, check_log
-from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
+from wal3_core.exercise.checker import Violation, ViolationKind, check_log
+from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
 
 from .histories import LATE_US, LOG, RUN, acknowledged, found_of, history, steps
 
@@ -35,7 +35,7 @@ def named(append: Append) -> str:
 def changed(ledger: LogLedger, append: Append, *with_found: ReadRecord) -> LogLedger:
     """Return a ledger with other records in place of the one of an append."""
     others = [each for each in ledger.found if each.offset != append.offset]
-    return LogLedger(ledger.appends, [*others, *with_found], ledger.looks, ledger.problems)
+    return LogLedger(ledger.appends, [*others, *with_found], ledger.ends, ledger.problems)
 
 
 def lose(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
@@ -84,14 +84,14 @@ def move(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationK
 
 def meet_another_condition(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     appends = [replace(each, expect_next=each.offset + 1) if each == append else each for each in ledger.appends]
-    wrong = LogLedger(appends, ledger.found, ledger.looks, [])
+    wrong = LogLedger(appends, ledger.found, ledger.ends, [])
     return wrong, (ViolationKind.MISPLACED, append.offset, named(append))
 
 
 def refuse(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
     refused = replace(append, outcome=AppendOutcome.NOT_DURABLE)
     appends = [refused if each == append else each for each in ledger.appends]
-    wrong = LogLedger(appends, ledger.found, ledger.looks, [])
+    wrong = LogLedger(appends, ledger.found, ledger.ends, [])
     return wrong, (ViolationKind.UNWANTED, append.offset, named(append))
 
 
@@ -106,7 +106,7 @@ def look_stale(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Viol
     look = EndSeen(began_us=append.answered_us + 1, next_offset=append.offset)
     known = [each for each in acknowledged(ledger) if each.answered_us < look.began_us]
     newest = max(known, key=lambda each: each.offset)
-    wrong = LogLedger(ledger.appends, ledger.found, [*ledger.looks, look], [])
+    wrong = LogLedger(ledger.appends, ledger.found, [*ledger.ends, look], [])
     return wrong, (ViolationKind.STALE, newest.offset, named(newest))
 
 
@@ -125,7 +125,7 @@ def see_late(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Violat
 
 
 def find_unsound(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[ViolationKind, int, str]]:
-    return LogLedger(ledger.appends, ledger.found, ledger.looks, [f"fragment {append.offset} is gone"]), (
+    return LogLedger(ledger.appends, ledger.found, ledger.ends, [f"fragment {append.offset} is gone"]), (
         ViolationKind.UNSOUND,
         0,
         "",
@@ -234,6 +234,6 @@ def test_record_of_a_killed_process_may_be_in_the_log_or_not(taken: list[Step]) 
     pending = {
         each.key(RUN) for each in ledger.appends if each.outcome in {AppendOutcome.PENDING, AppendOutcome.UNKNOWN}
     }
-    without = LogLedger(ledger.appends, [each for each in ledger.found if each.key not in pending], ledger.looks, [])
+    without = LogLedger(ledger.appends, [each for each in ledger.found if each.key not in pending], ledger.ends, [])
 
     assert findings(without) == []

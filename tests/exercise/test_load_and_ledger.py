@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, ReadRecord, read_part
-from wal3_core.fleet.exercise.load import LoadShape
-from wal3_core.fleet.exercise.report import Checked, Figures, Histogram, Summary, price_usd
+from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, Problem, ReadRecord, read_part
+from wal3_core.exercise.load import LoadShape
+from wal3_core.exercise.report import Checked, Figures, Histogram, Summary, price_usd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,21 +78,21 @@ def test_ledger_gives_back_what_was_noted_and_drops_a_line_cut_short(tmp_path: P
     pending = Append(process="p00.0", number=2, num_bytes=3, checksum="cd", submitted_us=7)
     found = ReadRecord(offset=9, key=durable.key("run"), num_bytes=3, checksum="ab", seen_us=8)
     ledger = Ledger(tmp_path, "p00.0")
-    ledger.submit("log-0001", durable)
-    ledger.submit("log-0001", pending)
-    ledger.answer("log-0001", durable)
-    ledger.read("log-0001", [found])
-    ledger.look("log-0001", EndSeen(began_us=10, next_offset=11))
-    ledger.problem("log-0017", "a fragment\n\tis gone")
+    ledger.note("log-0001", durable)
+    ledger.note("log-0001", pending)
+    ledger.note("log-0001", durable)
+    ledger.note("log-0001", found)
+    ledger.note("log-0001", EndSeen(began_us=10, next_offset=11))
+    ledger.note("log-0017", Problem("a fragment\n\tis gone"))
     with (tmp_path / "p00.0.01").open("ab") as file:
-        file.write(b"log-0001\tS\tp00.0\t3\t")
+        file.write(b'["log-0001", "Append", "p00.0", 3')
 
     logs = read_part(tmp_path, 1)
 
     assert set(logs) == {"log-0001", "log-0017"}
     assert logs["log-0001"].appends == [durable, pending]
-    assert (logs["log-0001"].found, logs["log-0001"].looks) == ([found], [EndSeen(began_us=10, next_offset=11)])
-    assert logs["log-0017"].problems == ["a fragment is gone"]
+    assert (logs["log-0001"].found, logs["log-0001"].ends) == ([found], [EndSeen(began_us=10, next_offset=11)])
+    assert logs["log-0017"].problems == ["a fragment\n\tis gone"]
 
 
 @given(durations_s=st.lists(st.floats(0.001, 1000), min_size=1), share=st.floats(0.01, 1))

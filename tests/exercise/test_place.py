@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore
 from wal3_core import Fleet, FleetOptions
-from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_store
-from wal3_core.runtime import shared_runtime
+from wal3_core.exercise.place import leftovers, log_name, remove, run_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
@@ -28,8 +27,8 @@ def test_removal_goes_on_after_any_request_that_was_not_answered(memory_store: M
             store.fail(kind, path, "unavailable")
 
     store.before = fail_once
-    removed = remove(store, RUN, shared_runtime(), lambda _done, _total: None)
+    removed = remove(store, RUN, lambda _done, _total: None)
 
     assert removed == 4
     assert {kind for kind, _ in failed} == {"list", "delete"}
-    assert leftovers(memory_store, shared_runtime()) == []
+    assert leftovers(memory_store) == []

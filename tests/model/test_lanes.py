@@ -193,7 +193,7 @@ def test_code_with_other_digests_is_refused_with_a_warning(
     misled = Lanes("1")
 
     with caplog.at_level(logging.WARNING, "wal3.hashing"):
-        assert not misled.look()
+        assert not misled.load()
 
     assert "expected the digests of hashlib, found others" in misled.hashing().because
     assert "records are hashed by hashlib" in caplog.text

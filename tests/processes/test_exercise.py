@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import open_store
-from wal3_core.fleet.exercise.checker import ViolationKind
-from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, Ledger
-from wal3_core.fleet.exercise.load import LoadShape
-from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_store
-from wal3_core.fleet.exercise.running import Exercise, ExercisePlan
+from wal3_core.exercise.checker import ViolationKind
+from wal3_core.exercise.ledger import Append, AppendOutcome, Ledger
+from wal3_core.exercise.load import LoadShape
+from wal3_core.exercise.place import leftovers, log_name, remove, run_store
+from wal3_core.exercise.running import Exercise, ExercisePlan
 from wal3_core.options import MIB
-from wal3_core.runtime import shared_runtime
 
 from .exercising import RoughProxy, through
 from .fault_proxy import listening
@@ -27,8 +26,8 @@ from .fault_proxy import listening
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.fleet.exercise.report import Summary
-    from wal3_core.fleet.exercise.running import ExerciseProgress
+    from wal3_core.exercise.report import Summary
+    from wal3_core.exercise.running import ExerciseProgress
 
 DEADLINE_S = 120
 LOAD = LoadShape(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
@@ -65,7 +64,7 @@ def checked(exercise: Exercise) -> Summary:
 @pytest.mark.slow
 def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str, tmp_path: Path) -> None:
     def enough(now: ExerciseProgress) -> object:
-        return many(now) and now.killed and now.closed and now.figures.counts["records_collected"]
+        return many(now) and all(now.figures.counts[name] for name in ("killed", "closed", "records_collected"))
 
     exercise = loaded(local_url, tmp_path / "ledgers", PLAN, enough)
     summary = checked(exercise)
@@ -77,10 +76,10 @@ def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str
     assert summary.figures.counts["records_collected"] > 0
     assert summary.checked.sizes["followed"] > 0
 
-    store, runtime = open_store(local_url), shared_runtime()
-    assert leftovers(store, runtime) == [exercise.run]
-    assert remove(store, exercise.run, runtime, lambda _done, _total: None) > LOAD.logs
-    assert leftovers(store, runtime) == []
+    store = open_store(local_url)
+    assert leftovers(store) == [exercise.run]
+    assert remove(store, exercise.run, lambda _done, _total: None) > LOAD.logs
+    assert leftovers(store) == []
     assert list(store.list_objects("")) == []
 
 
@@ -89,7 +88,7 @@ def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
     s3_url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
     def enough(now: ExerciseProgress) -> object:
-        return many(now) and now.killed and now.figures.counts["unanswered"]
+        return many(now) and now.figures.counts["killed"] and now.figures.counts["unanswered"]
 
     with listening(RoughProxy(s3_endpoint)) as proxy:
         exercise = loaded(through(s3_url, proxy), tmp_path / "ledgers", PLAN, enough)
@@ -141,8 +140,8 @@ def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str,
         answered_us=2**60,
     )
     ledger = Ledger(tmp_path / "ledgers", "p99.0")
-    ledger.submit(log_name(3), lost)
-    ledger.answer(log_name(3), lost)
+    ledger.note(log_name(3), lost)
+    ledger.note(log_name(3), lost)
     summary = checked(exercise)
 
     found = [(each.kind, each.log, each.offset, each.record) for each in summary.checked.shown]

@@ -21,7 +21,7 @@ from wal3_core import (
     open_store,
 )
 from wal3_core.cli.program import cli
-from wal3_core.cli.shell.stores import whole_url
+from wal3_core.cli.shell.session import whole_url
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local import LocalStore
 

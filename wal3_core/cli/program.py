@@ -11,8 +11,7 @@ import click
 
 from wal3_core.cli.shell.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure, readable
 from wal3_core.cli.shell.process import as_exception
-from wal3_core.cli.shell.session import Session
-from wal3_core.cli.shell.stores import of_target
+from wal3_core.cli.shell.session import Session, of_target
 from wal3_core.cli.types import Duration
 from wal3_core.errors import LogError
 
@@ -48,7 +47,7 @@ _COMMANDS = {
     "store-id": "Print which store this is.",
     "completion": "Print the script by which SHELL completes commands, options and names.",
 }
-# Those that are in the module of another.
+# Commands that are in the module of another.
 _MODULES = {
     "init": "append",
     "cat": "read",

@@ -10,13 +10,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlencode
 
 import click
 from click.shell_completion import CompletionItem
 
 from wal3_core.cli.shell.failures import NAMED_LOG, InvalidFailure
-from wal3_core.cli.shell.stores import whole_url
+from wal3_core.cli.shell.session import whole_url, with_options
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.model.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
 from wal3_core.model.position import AtTime
@@ -24,7 +23,6 @@ from wal3_core.runtime import US_PER_S, later, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SHOWN_UNITS = ("d", "h", "m", "s")
-# What is longer than the first is rounded to the second.
+# Units, in seconds, to which durations longer than the first number are rounded.
 _ROUNDED_TO = ((86_400, 3600), (3600, 60))
 _PART = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ms|s|min|m|h|d|w)", re.ASCII)
 _WHOLE = re.compile(r"\d{1,20}", re.ASCII)
@@ -172,9 +170,9 @@ class WholeSeconds(Duration):
 
 _TIMEOUT_S = 1.0
 _NAMES_MAX = 500
-# Each candidate takes a listing, which shows whether there are logs below it.
+# Folders that a completion lists, to see whether there are logs below them.
 _OPENED_MAX = 16
-# Of the address of a bucket: ``s3://bucket``.
+# Slashes in the address of a bucket, ``s3://bucket``.
 _SLASHES_OF_A_BUCKET = 2
 _MEANT_LENGTH_MAX = 100
 # The names and passwords in a URL, and its options.
@@ -289,18 +287,12 @@ def completed(context: click.Context, begun: str, names: Names) -> list[str]:
         if isinstance(url, str):
             # Where an option waits for its value, click has not parsed the arguments yet.
             log = context.params.get("log") or next(iter(context.args), None)
-            store, log = open_store(whole_url(_hurried(url))), log if isinstance(log, str) else ""
+            # Requests are given up soon.
+            hurried = with_options(whole_url(url), timeout_s="0", request_timeout_s=f"{_TIMEOUT_S:g}")
+            store, log = open_store(hurried), log if isinstance(log, str) else ""
             asked = later(shared_runtime(), lambda: list(islice(names(store, log, begun), _NAMES_MAX)))
             return [name for name in shared_runtime().wait(asked, _TIMEOUT_S) if name.startswith(begun)]
     return []
-
-
-def _hurried(url: str) -> str:
-    """Return the URL of the same store, whose requests are given up soon."""
-    if not url.startswith(("s3:", "gs:", "az:")):
-        return url
-    options = {**options_of_url(url), "timeout_s": "0", "request_timeout_s": f"{_TIMEOUT_S:g}"}
-    return split_store_url(url)._replace(query=urlencode(options, safe=":/")).geturl()
 
 
 def _logs(store: ObjectStore, _: str, begun: str) -> Iterable[str]:

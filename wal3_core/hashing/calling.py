@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 
 from wal3_core.hashing import item_of
 
-# What the code returns. With any but DONE, nothing was summed. DAMAGED: bounds that fall, or lie beyond the values,
+# Results of the code. With any but DONE, nothing was summed. DAMAGED: bounds that fall, or lie beyond the values,
 # which the caller's own check reports. UNEVEN: one record is so long that most lanes would wait for it.
 DONE, DAMAGED, UNEVEN = range(3)
 LANES_MAX = 8
@@ -30,7 +31,7 @@ _SCRATCH_ALIGNMENT = 8 * LANES_MAX
 _SUMS = 8
 
 Sums = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
-# It takes the addresses of its result, of its errors, of which it has none, and of its job.
+# Addresses that the code takes: of its result, of its errors, of which it has none, and of its job.
 Function = Callable[[int, int, int], int]
 
 
@@ -70,8 +71,8 @@ def call(function: Function, columns: RecordColumns, begins: Sequence[int], sums
         [
             *(columns.count, columns.offsets, columns.timestamps_us),
             *(starts.ctypes.data, len(starts), sums.ctypes.data, aligned),
-            *_words(columns.keys),
-            *_words(columns.bodies),
+            *astuple(columns.keys),
+            *astuple(columns.bodies),
         ],
         dtype=np.uint64,
     )
@@ -81,29 +82,22 @@ def call(function: Function, columns: RecordColumns, begins: Sequence[int], sums
     return int(results[0]) or failed
 
 
-def _words(column: Binary) -> tuple[int, ...]:
-    return (column.bounds, int(column.wide), column.values, column.values_bytes, column.valid, column.first_bit)
-
-
-class _BinaryColumn:
-    """A column of bytes, and the memory that it lies in."""
-
-    def __init__(self, values: Sequence[bytes | None]) -> None:
-        present = [value or b"" for value in values]
-        self._bounds = np.zeros(len(values) + 1, dtype=np.int32)
-        np.cumsum(np.array([len(value) for value in present], dtype=np.int32), out=self._bounds[1:])
-        self._data = np.frombuffer(b"".join(present), dtype=np.uint8)
-        self._valid = np.packbits([value is not None for value in values], bitorder="little")
-
-    def column(self) -> Binary:
-        return Binary(
-            bounds=self._bounds.ctypes.data,
-            wide=False,
-            values=self._data.ctypes.data,
-            values_bytes=len(self._data),
-            valid=self._valid.ctypes.data,
-            first_bit=0,
-        )
+def _column(values: Sequence[bytes | None]) -> tuple[Binary, tuple[np.ndarray[Any, Any], ...]]:
+    """Lay out a column of bytes; return it, and the memory that it lies in, which must be kept."""
+    present = [value or b"" for value in values]
+    bounds = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum(np.array([len(value) for value in present], dtype=np.int32), out=bounds[1:])
+    data = np.frombuffer(b"".join(present), dtype=np.uint8)
+    valid = np.packbits([value is not None for value in values], bitorder="little")
+    column = Binary(
+        bounds.ctypes.data,
+        wide=False,
+        values=data.ctypes.data,
+        values_bytes=len(data),
+        valid=valid.ctypes.data,
+        first_bit=0,
+    )
+    return column, (bounds, data, valid)
 
 
 def check(function: Function) -> None:
@@ -115,10 +109,8 @@ def check(function: Function) -> None:
     offsets = np.arange(len(rows), dtype=np.uint64) * np.uint64(0x0123456789ABCDEF)
     timestamps_us = offsets[::-1].copy()
     sums = np.zeros((len(rows), _SUMS), dtype=np.uint64)
-    key_values, body_values = _BinaryColumn(keys), _BinaryColumn(bodies)
-    columns = RecordColumns(
-        len(rows), offsets.ctypes.data, timestamps_us.ctypes.data, key_values.column(), body_values.column()
-    )
+    (key_column, _key_memory), (body_column, _body_memory) = _column(keys), _column(bodies)
+    columns = RecordColumns(len(rows), offsets.ctypes.data, timestamps_us.ctypes.data, key_column, body_column)
     result = call(function, columns, rows, sums)
     digests = [
         hashlib.sha3_256(item_of(*record)).digest()

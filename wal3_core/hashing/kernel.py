@@ -21,24 +21,24 @@ from wal3_core.hashing.target import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What the code is given: the address of a table of 64-bit words, at these places. Addresses are those of Arrow's
+# Places in the job, a table of 64-bit words whose address the code is given. Addresses are those of Arrow's
 # buffers, so no record is copied; 0 is no buffer. The number of records, and the addresses of their offsets and times:
 COUNT, OFFSETS, TIMESTAMPS = 0, 1, 2
 # The first row of each group of records, how many groups there are, and eight sums for each.
 BEGINS, GROUPS, SUMS = 3, 4, 5
 SCRATCH = 6
-# Where each of the two binary columns begins; no keys: address 0 as its bounds.
+# Places where the two binary columns begin; without keys, the bounds are at address 0.
 KEYS, BODIES = 7, 13
-# Of a column: count + 1 bounds, of eight bytes each if wide, else of four; the values, and how many bytes they are; a
-# bit for each row that has a value, and which bit the first row's is.
+# Places within a column: count + 1 bounds, of eight bytes each if wide, else of four; the values, and how many bytes
+# they are; a bit for each row that has a value, and which bit the first row's is.
 BOUNDS, WIDE, VALUES, VALUES_BYTES, VALID, FIRST_BIT = range(6)
-# Of each lane: its row, its group, the length of what it hashes, how much of that was absorbed, of the row's key and
-# body where each begins, and their lengths; the key's length is -1 when there is none.
+# Places within a lane: its row, its group, the length of what it hashes, how much of that was absorbed, of the row's
+# key and body where each begins, and their lengths; the key's length is -1 when there is none.
 ROW, GROUP, ITEM_BYTES, ABSORBED, KEY_AT, KEY_BYTES, BODY_AT, BODY_BYTES = range(LANE_WORDS)
 _PLAIN_HEAD_BYTES, _KEYED_HEAD_BYTES = 16, 28
 _LANE_BYTES = 8 * LANE_WORDS
-# Of the scratch, where the states' masks begin, then where the blocks lie, the lanes, the blocks that are put together,
-# and which record and group come next. Vectors first: they stay aligned.
+# Places in the scratch: where the states' masks begin, then where the blocks lie, the lanes, the blocks that are put
+# together, and which record and group come next. Vectors first: they stay aligned.
 _MASKS = 8 * STATE_WORDS * LANES
 _SOURCES = _MASKS + 8 * LANES
 _LANES = _SOURCES + 8 * LANES
@@ -46,7 +46,7 @@ _BLOCKS = _LANES + _LANE_BYTES * LANES
 _NEXT_ROW = _BLOCKS + BLOCK_BYTES * LANES
 _NEXT_GROUP = _NEXT_ROW + 8
 _DIGEST_WORDS = 4
-# Of longer records, a processor loads most of what is needed next by itself.
+# Bytes of records: of longer ones, a processor loads most of what is needed next by itself.
 _PREFETCH_BYTES_MAX = 2**18
 _LINE_BYTES = 64
 _CONSTANTS = (

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "WAL3_FAST"
 _BUILDER = "wal3_core.hashing.building"
-# As measured: loading the code takes as long as hashlib takes for so many blocks.
+# Blocks that hashlib hashes in the time in which the code is loaded, as measured.
 _BLOCKS_BEFORE_LOADING = 200_000
-# While the code is compiled, look for it after so many.
+# Blocks between two attempts to load the code while it is compiled.
 _BLOCKS_BEFORE_LOOKING = 2_000
-# With fewer records, lanes are empty; as measured, a call costs as much as hashlib takes for so many blocks.
+# Records that fill the lanes; blocks that hashlib hashes in the time of a call, as measured.
 _RECORDS_MIN, _BLOCKS_MIN = 4, 96
 
 
@@ -57,7 +57,7 @@ class Lanes:
         self._blocks, self._blocks_next = 0, 0 if asked == "1" else _BLOCKS_BEFORE_LOADING
         self._name: str | None = None
         self._builder: int | None = None
-        # Taken by the one thread that looks for the code; the others go on.
+        # Taken by the one thread that loads the code; the others go on.
         self._turn = deque([True])
 
     def hashing(self) -> Hashing:
@@ -88,8 +88,8 @@ class Lanes:
         function = self._function
         return function is not None and call(function, columns, begins, sums) == DONE
 
-    def look(self) -> bool:
-        """Whether the code is there; look for it now, whatever was hashed. Another process compiles it if need be."""
+    def load(self) -> bool:
+        """Load the code now, whatever was hashed; False while another process still compiles it."""
         self._advance(self._blocks_next)
         return self._function is not None
 

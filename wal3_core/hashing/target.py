@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("llvmlite", "numba")
 _SOURCES = ("building.py", "calling.py", "kernel.py", "target.py")
 _FEATURES = binding.get_host_cpu_features()
-# As many words as a register holds, where it holds four or more; narrower registers are used in pairs.
+# Words that a register holds, where it holds four or more; narrower registers are used in pairs.
 LANES = 8 if _FEATURES.get("avx512f") else 4
 # The name of the one function.
 FUNCTION = "wal3_sum_records"

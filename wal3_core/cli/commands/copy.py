@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from wal3_core.cli.commands.policy import describe_policy, policy_json
@@ -16,6 +18,10 @@ from wal3_core.log.maintain.copy.update import update_copy
 from wal3_core.log.maintain.repair import RepairReport, repair_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.policy_store import PolicyStore
+
+if TYPE_CHECKING:
+    from wal3_core.log.maintain.copy.copier import CopyReport
+    from wal3_core.log.maintain.copy.update import CopyUpdateReport
 
 
 @click.command()
@@ -58,25 +64,32 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
       wal3 copy orders orders-tail --from-offset 1000000 --with-cursors
       wal3 copy orders orders/2 --after orders/1 --to-store s3://backup
     """
+    if update and (from_offset is not None or after is not None):
+        left_out = "--after" if from_offset is None else "--from-offset"
+        raise click.UsageError(f"--update goes on from the end of TARGET: leave out {left_out}")
+    if from_offset is not None and after is not None:
+        raise click.UsageError("a copy begins at one place: leave out --from-offset or --after")
     store = session.store()
     other = store if to_store is None else session.store(to_store)
     source, copied = LogAt(store, log), LogAt(other, target)
-    if not update:
-        if from_offset is not None and after is not None:
-            raise click.UsageError("a copy begins at one place: leave out --from-offset or --after")
-        begins = from_offset if after is None else LogAt(other, after)
-        _copy(source, copied, begins, with_cursors=with_cursors, as_json=as_json)
+    if update and _update(source, copied, with_cursors=with_cursors, as_json=as_json):
         return
-    if from_offset is not None or after is not None:
-        left_out = "--after" if from_offset is None else "--from-offset"
-        raise click.UsageError(f"--update goes on from the end of TARGET: leave out {left_out}")
-    if not _update(source, copied, with_cursors=with_cursors, as_json=as_json):
-        _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
+    begins = from_offset if after is None else LogAt(other, after)
+    _copy(source, copied, begins, with_cursors=with_cursors, as_json=as_json)
 
 
 def _place(source: LogAt, target: LogAt) -> str:
     """Name the target; with its store, if that is another one."""
     return target.log if target.store is source.store else plain(f"{target.log} in {target.store.url}")
+
+
+def _held(done: CopyReport | CopyUpdateReport, first_offset: int, *, cursors: str, none: str) -> str:
+    """Say what was copied or appended; ``none`` stands for no offsets, ``cursors`` for those that went along."""
+    offsets = f"offsets {first_offset} to {done.next_offset - 1}" if done.num_records else none
+    return (
+        f"{counted(done.num_records, 'record')} ({offsets}), {size(done.num_bytes)},"
+        f" {counted(done.num_fragments, 'fragment')}{cursors}; setsum {done.setsum} verified"
+    )
 
 
 def _copy(source: LogAt, target: LogAt, begins: int | LogAt | None, *, with_cursors: bool, as_json: bool) -> None:
@@ -94,14 +107,10 @@ def _copy(source: LogAt, target: LogAt, begins: int | LogAt | None, *, with_curs
     if as_json:
         print_json({"source": source.log, **copied.to_json(), "policy": policy_json(target.log, policy)})
         return
-    offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
     cursors = f", {counted(copied.num_cursors, 'cursor')}" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
-    click.echo(
-        f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {_place(source, target)}:"
-        f" {counted(copied.num_records, 'record')} ({offsets}), {size(copied.num_bytes)},"
-        f" {counted(copied.num_fragments, 'fragment')}{cursors}; setsum {copied.setsum} verified"
-    )
+    held = _held(copied, copied.first_offset, cursors=cursors, none="no offsets")
+    click.echo(f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {_place(source, target)}: {held}")
     click.echo(plain(f"its policy is that of {source.log}: {describe_policy(target.log, policy)}"))
 
 
@@ -117,15 +126,9 @@ def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) 
     if as_json:
         print_json({"source": source.log, **updated.to_json()})
         return True
-    offsets = (
-        f"offsets {updated.from_offset} to {updated.next_offset - 1}" if updated.num_records else "nothing was missing"
-    )
     cursors = f", {counted(updated.num_cursors, 'cursor')} moved" if with_cursors else ""
-    click.echo(
-        f"updated {_place(source, target)} from {source.log}: {counted(updated.num_records, 'record')} ({offsets}),"
-        f" {size(updated.num_bytes)}, {counted(updated.num_fragments, 'fragment')}{cursors};"
-        f" setsum {updated.setsum} verified"
-    )
+    held = _held(updated, updated.from_offset, cursors=cursors, none="nothing was missing")
+    click.echo(f"updated {_place(source, target)} from {source.log}: {held}")
     return True
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
+_QUEUE_LOSES = (
+    "the queue's whole log is then read when it is loaded, and until its broker makes the cursor again, a key"
+    " compaction may drop an item, or the queue's definition, whose place a stray record has taken"
+)
 
 
 @click.group(cls=Commands)
@@ -62,7 +66,7 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
     cursors, damage = survey_cursors(store, log)
-    _show(cursors, manifest, as_json=as_json)
+    show_cursors(cursors, manifest, as_json=as_json)
     if damage:
         raise unreadable(damage)
 
@@ -84,7 +88,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     witness = CursorStore(store, log).load(name)
     if witness is None:
         raise _no_cursor(log, name)
-    _show({name: witness.cursor}, manifest, as_json=as_json)
+    show_cursors({name: witness.cursor}, manifest, as_json=as_json)
 
 
 @cursor.command("set")
@@ -143,7 +147,8 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
     """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
 
     If LOG goes on in successors, the cursor that a migration has put there goes, too, unless its owner has moved it.
-    Asks first; without a terminal, --yes is required.
+    Leave the cursor of a delay queue where it is: without it, items can be lost. Asks first; without a terminal, --yes
+    is required.
 
     \b
     Examples:
@@ -152,10 +157,9 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
     """
     store = session.store()
     LogReader.open(store, log)
-    cursors = CursorStore(store, log)
-    offset = None
+    offset, is_queue = None, False
     try:
-        witness = cursors.load(name)
+        witness = CursorStore(store, log).load(name)
     except CorruptError:
         where = "at an offset that cannot be read"
     else:
@@ -163,11 +167,13 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
             raise _no_cursor(log, name)
         offset = witness.cursor.position.offset
         where = f"at {offset}"
+        is_queue = witness.cursor.owner is Owner.QUEUE
     if not yes:
-        question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
-        confirm(f"log {log}, cursor {name}", question)
+        then = f"although {_QUEUE_LOSES}" if is_queue else "and let the next collection prune what only it keeps"
+        confirm(f"log {log}, cursor {name}", f"Delete {name} {where} of {log}, {then}?")
     also = delete_everywhere(store, log, name)
     said = f"deleted {name} {where}{''.join(f', and in {each}' for each in also)}"
+    said += f": {_QUEUE_LOSES}" if is_queue else ""
     document = {"log": log, "cursor": name, "offset": offset, "deleted": True, "successors": also}
     show(said, document, as_json=as_json)
 
@@ -188,8 +194,12 @@ def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dic
     return cursors, damage
 
 
-def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
+def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest, *, as_json: bool = False) -> None:
     """Show cursors as a table, and below it what those of subscriptions and of consumers by key have beside."""
+    if as_json:
+        for name, found in cursors.items():
+            print_json(cursor_json(name, found, manifest))
+        return
     rows = [
         (
             name,
@@ -244,11 +254,3 @@ def lag(found: Cursor, manifest: Manifest) -> int:
     """Count the offsets from a cursor to the end of the log."""
     # The cursor is read after the manifest, so it may be past the manifest's end.
     return max(0, manifest.next.position.offset - found.position.offset)
-
-
-def _show(cursors: Mapping[str, Cursor], manifest: Manifest, *, as_json: bool) -> None:
-    if not as_json:
-        show_cursors(cursors, manifest)
-        return
-    for name, found in cursors.items():
-        print_json(cursor_json(name, found, manifest))

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.shell.failures import Failure, plain
-from wal3_core.cli.shell.output import (
-    console,
-    count,
-    counted,
-    print_json,
-    progress,
-    require_terminal,
-    show,
-    show_table,
-    size,
-)
+from wal3_core.cli.shell.output import count, counted, print_json, progress, require_terminal, show, show_table, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
 from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy, undo_destroy
@@ -53,10 +43,10 @@ def destroy(  # noqa: PLR0913, PLR0917 - one parameter for each option
       wal3 destroy trial --yes
       wal3 destroy trial --undo
     """
+    if undo and (dry_run or yes or also_pinned):
+        raise click.UsageError("--undo: expected no --dry-run, --yes or --also-pinned, since nothing is destroyed")
     store = session.store()
     if undo:
-        if dry_run or yes or also_pinned:
-            raise click.UsageError("--undo: expected no --dry-run, --yes or --also-pinned, since nothing is destroyed")
         _undo(store, log, as_json=as_json)
         return
     plan = plan_destroy(store, log)
@@ -94,6 +84,6 @@ def _show(plan: DestroyPlan, *, as_json: bool) -> None:
     rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))
     show_table(_COLUMNS, rows, numbers=_COLUMNS[1:])
     if plan.destroying:
-        console().print("being destroyed already, by another process or one that was cut short: --undo takes that back")
+        click.echo("being destroyed already, by another process or one that was cut short: --undo takes that back")
     if plan.pins:
-        console().print(f"pins (deleted with --also-pinned): {', '.join(plan.pins)}")
+        click.echo(f"pins (deleted with --also-pinned): {', '.join(plan.pins)}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import wraps
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.shell.failures import Failure, plain, unreadable
 from wal3_core.cli.shell.output import count, counted, print_json, show_table, size
-from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.session import Commands, Session, check_store, session_and_json
 from wal3_core.cli.types import CURSOR, LOG, SERVER, Duration, Whole, age_of
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
@@ -20,7 +20,7 @@ from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions
 from wal3_core.model.paths import DIRTY, check_log_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from wal3_core.fleet.dirty.rollup import FinishedRollUp
     from wal3_core.fleet.dirty.rollup_plan import MarkedLog, RollUpPlan
@@ -33,7 +33,7 @@ _NAMED_MAX = 20
 NO_DIRTY_LOGS = "no dirty logs: a server has one that opens its fleet by name (`Fleet.open(store, server=NAME)`)"
 
 _COLUMNS = ("log", "decision", "records", "bytes", "age", "reinserted", "why")
-# What asks for work comes first. The decision about a log that several lanes have marked is the first of theirs.
+# Decisions that ask for work come first. That about a log which several lanes have marked is the first of theirs.
 _ORDER = (
     Decision.UNREADABLE,
     Decision.SELECTED,
@@ -42,7 +42,7 @@ _ORDER = (
     Decision.CAUGHT_UP,
     Decision.GONE,
 )
-# Only these can be handed out: the others need nothing, or stay marked.
+# Decisions about logs that can be handed out: others need nothing, or stay marked.
 _HANDED_OUT = frozenset({Decision.KEPT, Decision.SELECTED})
 
 
@@ -193,65 +193,58 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
     plans = [plan for _, plan in read]
     _check_marked(names, plans, options)
     handed_out = {log for plan in plans for log in plan.selected} if take_all else names
-    finished = _Finished(handed_out, as_json=as_json)
-    try:
-        for rollup, plan in read:
-            finished.finish(plan, None if dry_run else rollup)
-    finally:
-        # Also if the store failed meanwhile: what was handed out is no longer marked.
-        finished.show(rows_max, summed=options.cursor is None, dry_run=dry_run)
-    if finished.overtaken:
-        names_of = ", ".join(finished.overtaken)
-        raise Failure(f"{names_of}: another roll-up was faster, nothing was handed out: run this again")
+    overtaken = _finish(read, handed_out, options, rows_max=rows_max, dry_run=dry_run, as_json=as_json)
+    if overtaken:
+        raise Failure(f"{', '.join(overtaken)}: another roll-up was faster, nothing was handed out: run this again")
     _fail_if_unreadable(plans)
 
 
-class _Finished:
-    """The roll-ups that are finished, and what they did: as JSON printed at once, otherwise shown together."""
+def _finish(
+    read: Sequence[tuple[RollUp, RollUpPlan]],
+    handed_out: Collection[str],
+    options: RollUpOptions,
+    *,
+    rows_max: int,
+    dry_run: bool,
+    as_json: bool,
+) -> list[str]:
+    """Finish roll-ups, and show what they did, as JSON at once; return the dirty logs where another one was faster.
 
-    def __init__(self, handed_out: Collection[str], *, as_json: bool) -> None:
-        self.overtaken: list[str] = []
-        self._handed_out = handed_out
-        self._as_json = as_json
-        self._plans: list[RollUpPlan] = []
-        self._done: list[tuple[str, FinishedRollUp]] = []
+    What was handed out must not be forgotten, so it is shown also if the store fails, or the command is interrupted:
+    the cursor may have moved just before. A log that was not is maintained in vain, and stays marked.
+    """
+    shown: list[RollUpPlan] = []
+    done: dict[str, FinishedRollUp] = {}
+    overtaken: list[str] = []
 
-    def finish(self, plan: RollUpPlan, rollup: RollUp | None) -> None:
-        """Finish one, and add it; also if that fails or is interrupted: its cursor may have moved just before.
+    def add(plan: RollUpPlan) -> None:
+        shown.append(plan)
+        if as_json:
+            print_marked(plan, handed_out)
 
-        What was handed out must not be forgotten. A log that was not is maintained in vain, and stays marked.
-        """
-        try:
-            done = None if rollup is None else rollup.finish(plan, self._handed_out)
-        except BaseException:
-            if any(is_handed_out(each, self._handed_out) for each in plan.logs):
-                self.add(plan, None)
-                message = (
-                    f"{plan.marker_range.dirty_log}: not known whether its logs were handed out: maintain those shown"
-                )
-                click.echo(plain(message), err=True)
-            raise
-        self.add(plan, done)
-
-    def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
-        """Add one; ``done`` is None in a dry run."""
-        name = plan.marker_range.dirty_log
-        if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
-            self.overtaken.append(name)
-            return
-        self._plans.append(plan)
-        if done is not None:
-            self._done.append((name, done))
-        if self._as_json:
-            print_marked(plan, self._handed_out)
-
-    def show(self, rows_max: int, *, summed: bool, dry_run: bool) -> None:
-        """Show the marked logs, and where each roll-up ended."""
-        if not self._as_json:
-            handing = "to be handed out" if dry_run else "handed out"
-            show_marked(self._plans, rows_max=rows_max, summed=summed, handed_out=self._handed_out, handing=handing)
-            _show_done(self._done)
-        warn_of(self._plans)
+    try:
+        for rollup, plan in read:
+            name = plan.marker_range.dirty_log
+            try:
+                ended = None if dry_run else rollup.finish(plan, handed_out)
+            except BaseException:
+                if any(is_handed_out(each, handed_out) for each in plan.logs):
+                    add(plan)
+                    message = f"{name}: not known whether its logs were handed out: maintain those shown"
+                    click.echo(plain(message), err=True)
+                raise
+            if ended is not None and ended.outcome is RollUpEnd.OVERTAKEN:
+                overtaken.append(name)
+                continue
+            add(plan)
+            done |= {} if ended is None else {name: ended}
+    finally:
+        if not as_json:
+            handing, summed = "to be handed out" if dry_run else "handed out", options.cursor is None
+            show_marked(shown, rows_max=rows_max, summed=summed, handed_out=handed_out, handing=handing)
+            _show_done(done)
+        warn_of(shown)
+    return overtaken
 
 
 def _named(store: ObjectStore, server: str, *, as_json: bool) -> list[str]:
@@ -291,17 +284,15 @@ def _check_marked(names: Collection[str], plans: list[RollUpPlan], options: Roll
     raise InvalidRequestError(message)
 
 
-def _show_done(done: Iterable[tuple[str, FinishedRollUp]]) -> None:
-    by_server: dict[str, list[tuple[str, FinishedRollUp]]] = {}
-    for name, each in done:
-        by_server.setdefault(server_of(name), []).append((name, each))
-    for server, lanes in by_server.items():
-        advanced = [(name, each) for name, each in lanes if each.outcome is RollUpEnd.ADVANCED]
+def _show_done(done: Mapping[str, FinishedRollUp]) -> None:
+    for server, names in groupby(done, server_of):
+        advanced = [name for name in names if done[name].outcome is RollUpEnd.ADVANCED]
         if not advanced:
             click.echo(f"{server}: nothing to do")
-        for name, each in advanced:
-            folded = f"{counted(each.num_markers, 'marker')} became {count(each.num_reinserted)}"
-            click.echo(f"{name}: rolled up to offset {each.limit}: {folded}")
+        for name in advanced:
+            ended = done[name]
+            folded = f"{counted(ended.num_markers, 'marker')} became {count(ended.num_reinserted)}"
+            click.echo(f"{name}: rolled up to offset {ended.limit}: {folded}")
 
 
 def _fail_if_unreadable(plans: list[RollUpPlan]) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.shell.failures import Failure, exit_unless
-from wal3_core.cli.shell.output import console, print_json, progress, show, show_table
-from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.failures import Failure, exit_unless, plain
+from wal3_core.cli.shell.output import print_json, progress, show, show_table
+from wal3_core.cli.shell.session import Session, check_store, session_and_json
 from wal3_core.fleet.identity import store_identity
 from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
@@ -44,28 +43,27 @@ def doctor(session: Session, url: str | None, as_json: bool) -> None:
     with progress("doctor", None) as advance:
         report = examine(store, progress=lambda _: advance(next(steps), None))
     # It finds the compiled code, or has it compiled for the processes to come.
-    LANES.look()
+    LANES.load()
     hashing = LANES.hashing()
     if as_json:
         print_json({**report.to_json(), "hashing": asdict(hashing)})
     else:
         _show_examination(report)
-        console().print(f"this process hashes records by {hashing.by}: {hashing.because}", markup=False)
+        click.echo(plain(f"this process hashes records by {hashing.by}: {hashing.because}"))
     exit_unless(report.suitable)
 
 
 def _show_examination(report: DoctorReport) -> None:
-    output = console()
-    output.print(report.url)
+    click.echo(plain(report.url))
     rows = [("ok" if check.passed else "FAILED", check.name, check.found) for check in report.checks]
-    show_table(("", "promise", "found"), rows, texts=("promise", "found"), output=output)
+    show_table(("", "promise", "found"), rows, texts=("promise", "found"))
     if report.put_us:
         times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
-        output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
-        output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
-    output.print("this store can hold logs" if report.suitable else "this store CANNOT hold logs")
+        click.echo("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
+        click.echo(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
+    click.echo("this store can hold logs" if report.suitable else "this store CANNOT hold logs")
     for advice in report.advice:
-        output.print(f"advice: {advice}")
+        click.echo(plain(f"advice: {advice}"))
 
 
 @click.command("store-id")

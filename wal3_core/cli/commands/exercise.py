@@ -19,25 +19,27 @@ from rich.text import Text
 
 from wal3_core.cli.shell.failures import EXIT_FINDINGS, InvalidFailure, plain
 from wal3_core.cli.shell.input import StopSignals
-from wal3_core.cli.shell.output import console, count, counted, print_json, progress, show_table, size
+from wal3_core.cli.shell.output import count, counted, print_json, progress, show_table, size
 from wal3_core.cli.shell.process import TAKEN_S_MAX
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Whole, wait_of
 from wal3_core.errors import ConditionNotMetError
-from wal3_core.fleet.exercise.checker import ViolationKind
-from wal3_core.fleet.exercise.ledger import AppendOutcome
-from wal3_core.fleet.exercise.load import LoadShape
-from wal3_core.fleet.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
-from wal3_core.fleet.exercise.report import Summary, price_usd
-from wal3_core.fleet.exercise.running import Exercise, ExercisePlan, ExerciseProgress
+from wal3_core.exercise.checker import ViolationKind
+from wal3_core.exercise.ledger import AppendOutcome
+from wal3_core.exercise.load import LoadShape
+from wal3_core.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
+from wal3_core.exercise.report import Summary, price_usd
+from wal3_core.exercise.running import Exercise, ExercisePlan, ExerciseProgress
 from wal3_core.options import MIB, WriterOptions
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wal3_core.storage.object_store import ObjectStore
+
 _LINES_S = 10.0
-# Of a record, its key takes at most so much.
+# Bytes of a record for its key.
 _KEY_BYTES = 128
 _RECORD_BYTES_MAX = WriterOptions().record_bytes_max
 _BYTES_PER_S = 2 * MIB
@@ -110,7 +112,7 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     The exit code is 0 if all is well, or only late, and 3 if anything else was found.
     """
     if clean:
-        _clean(session)
+        _clean(session.store())
         return
     load = LoadShape(
         seed=int(shared_runtime().token()[:6], 16) if seed is None else seed,
@@ -120,9 +122,13 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
         body_bytes_max=record_bytes_max - _KEY_BYTES,
         bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
     )
-    lasts_s, limit = None if soak else duration_s, bytes_max or _BYTES_MAX
     plan = ExercisePlan(
-        load, duration_s=lasts_s, bytes_max=limit, kills=kills, maintenance=with_maintenance, late_s=late_s
+        load,
+        duration_s=None if soak else duration_s,
+        bytes_max=bytes_max or _BYTES_MAX,
+        kills=kills,
+        maintenance=with_maintenance,
+        late_s=late_s,
     )
     report = partial(_report, path=summary_path, as_json=as_json)
     summary = _exercise(session, plan, report, keep=keep)
@@ -155,7 +161,7 @@ def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], 
         if kept:
             return summary
         with progress("exercise: removing", plan.load.logs) as advance:
-            remove(store, running.run, shared_runtime(), advance)
+            remove(store, running.run, advance)
     except BaseException:
         click.echo(left, err=True)
         raise
@@ -163,12 +169,11 @@ def _exercise(session: Session, plan: ExercisePlan, report: Callable[[Summary], 
     return summary
 
 
-def _clean(session: Session) -> None:
-    store, runtime = session.store(), shared_runtime()
-    found = leftovers(store, runtime)
+def _clean(store: ObjectStore) -> None:
+    found = leftovers(store)
     for run in found:
         with progress(f"removing {run}", None) as advance:
-            removed = remove(store, run, runtime, advance)
+            removed = remove(store, run, advance)
         click.echo(f"removed {EXERCISES}{run}: {counted(removed, 'log')}")
     if not found:
         click.echo("no exercise has left anything")
@@ -204,7 +209,7 @@ def progress_line(now: ExerciseProgress, plan: ExercisePlan) -> str:
         f"{wait_of(now.at_s)}{lasts}  target {now.rate_per_s:,.0f}/s  {count(counts[AppendOutcome.DURABLE])} durable,"
         f" {count(unmet)} refused by their condition, {count(failed)} failed or unknown  {size(counts['bytes'])}"
         f"  {count(now.figures.requests.total())} requests"
-        f" (about ${price_usd(now.figures.requests):.3f})  {now.killed} kills"
+        f" (about ${price_usd(now.figures.requests):.3f})  {counts['killed']} kills"
     )
 
 
@@ -221,18 +226,16 @@ def _report(summary: Summary, *, path: str | None, as_json: bool) -> None:
 
 
 def _show(summary: Summary) -> None:
-    output = console()
-    output.print(f"{summary.store}  {summary.run}  seed {summary.seed}")
-    show_table(("", "found"), _rows(summary), texts=("found",), output=output)
+    click.echo(plain(f"{summary.store}  {summary.run}  seed {summary.seed}"))
+    show_table(("", "found"), _rows(summary), texts=("found",))
     for finding in summary.checked.shown:
         place = f"log {finding.log}, offset {finding.offset}, record {finding.record or '-'}"
         click.echo(f"{finding.kind.value}: {plain(place)}: {plain(finding.text)}")
     for each in summary.kept:
-        output.print(f"kept: {each}")
-    late = summary.checked.found[ViolationKind.LATE]
-    output.print(verdict_line(summary))
-    if late:
-        output.print(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
+        click.echo(plain(f"kept: {each}"))
+    click.echo(verdict_line(summary))
+    if late := summary.checked.found[ViolationKind.LATE]:
+        click.echo(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
 
 
 def verdict_line(summary: Summary) -> str:

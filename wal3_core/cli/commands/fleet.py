@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from wal3_core.cli.commands.dirty import NO_DIRTY_LOGS, say_cut, warn_of_clock
 from wal3_core.cli.shell.failures import plain, unreadable
-from wal3_core.cli.shell.output import console, count, counted, print_json, quiet_pipe, show_table, table
-from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.shell.stores import check_store
+from wal3_core.cli.shell.output import count, counted, output_width, print_json, quiet_pipe, show_table, table
+from wal3_core.cli.shell.session import Commands, Session, check_store, session_and_json
 from wal3_core.cli.types import Duration, Whole, age_of
 from wal3_core.fleet.dirty.status import fleet_status
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
@@ -214,33 +213,27 @@ def _order(sort: str, rates: Mapping[str, float]) -> Callable[[LogStatus], tuple
 
 @contextmanager
 def _screen(*, as_json: bool) -> Iterator[Callable[[FleetStatus, Mapping[str, float], Sequence[LogStatus]], None]]:
-    """Show each look: on a terminal in place of the one before, else one after the other."""
+    """Show the fleet again and again: on a terminal in place of what was there, else one after the other."""
     if as_json:
-        yield _print_look
+        yield _print_json
     elif sys.stdout.isatty():
         with Live(console=Console(markup=False, emoji=False, highlight=False), auto_refresh=False) as live:
-
-            def update(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> None:
-                rows = (_cells(each, _TOP, rates.get(each.log)) for each in logs)
-                live.update(Group(Text(_summary(found)), table(_TOP, rows, numbers=_NUMBERS)), refresh=True)
-
-            yield update
+            yield lambda *shown: live.update(Text.from_ansi(_described(*shown)), refresh=True)
     else:
-        yield _print_table
+        yield _print
 
 
-def _print_look(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> None:
+def _print_json(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> None:
     shown = [{**each.to_json(), "appended_per_s": rates.get(each.log)} for each in logs]
     print_json({**found.to_json(), "logs": shown})
 
 
-def _print_table(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> None:
-    click.echo(_summary(found))
-    if logs:
-        rows = [_cells(each, _TOP, rates.get(each.log)) for each in logs]
-        output = console()
-        # A console that prints ends the process with status 1 when the reader of a pipe stops.
-        with output.capture() as captured:
-            show_table(_TOP, rows, numbers=_NUMBERS, texts=_TOP[5:], output=output)
-        click.echo(captured.get(), nl=False)
+def _print(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> None:
+    click.echo(_described(found, rates, logs))
     sys.stdout.flush()
+
+
+def _described(found: FleetStatus, rates: Mapping[str, float], logs: Sequence[LogStatus]) -> str:
+    rows = [_cells(each, _TOP, rates.get(each.log)) for each in logs]
+    shown = [table(_TOP, rows, numbers=_NUMBERS, texts=_TOP[5:], width=output_width())] if rows else []
+    return "\n".join([_summary(found), *shown])

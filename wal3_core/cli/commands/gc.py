@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ import click
 from wal3_core.cli.shell.failures import exit_unless, explain
 from wal3_core.cli.shell.output import count, counted, print_json, progress, show_table, size
 from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS, named_logs
 from wal3_core.cli.types import Decimal, Duration, Whole, log_argument, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from wal3_core.model.garbage import Garbage
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
+
+    # The rows of the table that are about a log, and whether nothing is wrong with it.
+    Done = tuple[list[tuple[str, ...]], bool]
+    # A collection that an earlier run began: when it can be deleted from now, and what is deleted then.
+    Begun = tuple[Garbage, float, list[str]]
 
 _DEFAULTS = CollectorOptions()
 _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects", "held by pins", "why", "to wait")
@@ -107,99 +112,77 @@ def gc(  # noqa: PLR0913 - its options
         without_cursors=without_cursors,
         orphans_max=_DEFAULTS.orphans_max if orphans else 0,
     )
-    store = session.store()
-    named = named_logs(store, logs, all_logs=all_logs, verb="collect")
-    if not named and not as_json:
-        click.echo(NO_LOGS)
-    run = _GcRun(store, options, up_to_offset, dry_run=dry_run, as_json=as_json)
+    store, named = session.named_logs(logs, all_logs=all_logs, verb="collect", as_json=as_json)
+    run = partial(_dry_run if dry_run else _collect, store, up_to_offset, options, as_json=as_json)
+    rows: list[tuple[str, ...]] = []
     sound = True
     try:
         for log in named:
             try:
-                sound &= run.collect(log)
+                shown, whole = run(log)
             except LogError as error:
                 if len(logs) == 1:
                     raise
                 # A log that cannot be collected must not stop the others.
-                sound &= run.refused(log, error, named=not all_logs)
+                shown, whole = _refused(log, error, named=not all_logs, dry_run=dry_run, as_json=as_json)
+            rows += shown
+            sound &= whole
     finally:
-        if run.rows:
-            show_table(_COLUMNS, run.rows, numbers=_COLUMNS[1:6], texts=("why",))
+        if rows:
+            show_table(_COLUMNS, rows, numbers=_COLUMNS[1:6], texts=("why",))
     exit_unless(sound)
 
 
-class _GcRun:
-    """Collects one log after another; ``rows`` is the table of what was done."""
+def _collect(store: ObjectStore, limit: int | None, options: CollectorOptions, log: str, *, as_json: bool) -> Done:
+    with progress(f"gc {log}", None) as advance:
+        done = collect(store, log, limit_offset=limit, options=options, progress=lambda deleted: advance(deleted, None))
+    problems = [problem for each in done.deleted for problem in each.problems]
+    if as_json:
+        print_json(_to_json(done, problems))
+    for problem in problems:
+        click.echo(f"{log}: not deleted: {problem}", err=True)
+    return [] if as_json else [_row(log, done)], not problems
 
-    def __init__(
-        self, store: ObjectStore, options: CollectorOptions, limit: int | None, *, dry_run: bool, as_json: bool
-    ) -> None:
-        self.rows: list[tuple[str, ...]] = []
-        self._store = store
-        self._options = options
-        self._limit = limit
-        self._dry_run = dry_run
-        self._as_json = as_json
 
-    def collect(self, log: str) -> bool:
-        """Collect a log, or show what would be done; return whether all could be deleted."""
-        if self._dry_run:
-            self._show_dry_run(log)
-            return True
-        with progress(f"gc {log}", None) as advance:
-            done = collect(
-                self._store,
-                log,
-                limit_offset=self._limit,
-                options=self._options,
-                progress=lambda deleted: advance(deleted, None),
-            )
-        problems = [problem for each in done.deleted for problem in each.problems]
-        if self._as_json:
-            print_json(_to_json(done, problems))
-        else:
-            self.rows.append(_row(log, done))
-        for problem in problems:
-            click.echo(f"{log}: not deleted: {problem}", err=True)
-        return not problems
+def _refused(log: str, error: LogError, *, named: bool, dry_run: bool, as_json: bool) -> Done:
+    """Report a log that was not collected, which is no failure where nothing says how it is."""
+    if named or not (isinstance(error, CollectionRefusedError) and error.unclaimed):
+        click.echo(f"{log}: {explain(error)}", err=True)
+        return [], False
+    if as_json:
+        print_json({"log": log, "skipped": "no cursor"})
+    elif dry_run:
+        click.echo(f"{log}: skipped: no cursor")
+    else:
+        return [(log, *[""] * 5, "skipped: no cursor", "")], True
+    return [], True
 
-    def refused(self, log: str, error: LogError, *, named: bool) -> bool:
-        """Report a log that was not collected; return whether that is no failure: nothing says how."""
-        if named or not (isinstance(error, CollectionRefusedError) and error.unclaimed):
-            click.echo(f"{log}: {explain(error)}", err=True)
-            return False
-        if self._as_json:
-            print_json({"log": log, "skipped": "no cursor"})
-        elif self._dry_run:
-            click.echo(f"{log}: skipped: no cursor")
-        else:
-            self.rows.append((log, *[""] * 5, "skipped: no cursor", ""))
-        return True
 
-    def _show_dry_run(self, log: str) -> None:
-        collector = Collector(self._store, log, options=self._options)
-        deleter = Deleter(self._store, log, options=self._options)
-        pending = deleter.pending()
-        begun = list(_begun(deleter, pending))
-        plan = collector.plan(self._limit)
-        objects = list(collector.objects(plan))
-        # The log still holds what is not pruned.
-        pruned = [each for each in pending if each.pruned]
-        held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
-        paths = [path for path in objects if path not in held]
-        orphans = deleter.orphans(pending)
-        pins = Counter(chain.from_iterable(held.values()))
-        if self._as_json:
-            document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
-            print_json({**document, "orphans": [*orphans], "begun": [each.to_json() for each in begun]})
-        else:
-            _show_plan(plan, paths, orphans, begun)
-            if held:
-                named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
-                click.echo(f"  held by pins until they are deleted: {counted(len(held), 'object')}: {named}")
-        if not plan.empty:
-            # Raises as the run would.
-            collector.verify(plan)
+def _dry_run(store: ObjectStore, limit: int | None, options: CollectorOptions, log: str, *, as_json: bool) -> Done:
+    """Show what would be done."""
+    collector, deleter = Collector(store, log, options=options), Deleter(store, log, options=options)
+    pending = deleter.pending()
+    begun = list(_begun(deleter, pending))
+    plan = collector.plan(limit)
+    objects = list(collector.objects(plan))
+    # The log still holds what is not pruned.
+    pruned = [each for each in pending if each.pruned]
+    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
+    paths = [path for path in objects if path not in held]
+    orphans = deleter.orphans(pending)
+    pins = Counter(chain.from_iterable(held.values()))
+    if as_json:
+        document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
+        print_json({**document, "orphans": [*orphans], "begun": list(map(_begun_json, begun))})
+    else:
+        _show_plan(plan, paths, orphans, begun)
+        if held:
+            named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
+            click.echo(f"  held by pins until they are deleted: {counted(len(held), 'object')}: {named}")
+    if not plan.empty:
+        # Raises as the run would.
+        collector.verify(plan)
+    return [], True
 
 
 def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
@@ -226,17 +209,27 @@ def _to_json(done: CollectionReport, problems: list[str]) -> JsonObject:
     }
 
 
-def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_PendingCollection]:
+def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[Begun]:
     """Describe pending collections; reads the store's clock and the references once for all of them."""
     if not pending:
         return
     references, now_us = deleter.references(), deleter.store_now_us()
     for garbage in pending:
-        wait_s, paths = deleter.wait_s(garbage.path, now_us=now_us), deleter.objects(garbage, references)
-        yield _PendingCollection(garbage, wait_s, tuple(paths))
+        yield garbage, deleter.wait_s(garbage.path, now_us=now_us), list(deleter.objects(garbage, references))
 
 
-def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_PendingCollection]) -> None:
+def _begun_json(begun: Begun) -> JsonObject:
+    garbage, wait_s, paths = begun
+    return {
+        "garbage": garbage.path,
+        "reason": garbage.reason,
+        "pruned": garbage.pruned,
+        "wait_s": round(wait_s),
+        "objects": [*paths],
+    }
+
+
+def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[Begun]) -> None:
     click.echo(
         f"{plan.log}: would prune {counted(plan.num_records, 'record')} in {counted(plan.num_fragments, 'fragment')}"
         f" ({plan.fraction:.0%} of its bytes), since {with_durations(plan.reason)}; the log would begin at offset"
@@ -247,30 +240,7 @@ def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Pe
         click.echo(f"  {path}")
     for path in orphans:
         click.echo(f"  {path} (nothing refers to it)")
-    for each in begun:
-        for path in each.paths:
-            click.echo(f"  {path} ({each.when})")
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingCollection:
-    """A collection that an earlier run began, and what is to be deleted for it."""
-
-    garbage: Garbage
-    wait_s: float
-    paths: tuple[str, ...]
-
-    @property
-    def when(self) -> str:
-        if not self.garbage.pruned:
-            return "listed before, to be pruned or abandoned"
-        return f"pruned before, to be deleted in {wait_of(self.wait_s)}" if self.wait_s else "pruned before"
-
-    def to_json(self) -> JsonObject:
-        return {
-            "garbage": self.garbage.path,
-            "reason": self.garbage.reason,
-            "pruned": self.garbage.pruned,
-            "wait_s": round(self.wait_s),
-            "objects": [*self.paths],
-        }
+    for garbage, wait_s, dropped in begun:
+        when = f"pruned before, to be deleted in {wait_of(wait_s)}" if wait_s else "pruned before"
+        for path in dropped:
+            click.echo(f"  {path} ({when if garbage.pruned else 'listed before, to be pruned or abandoned'})")

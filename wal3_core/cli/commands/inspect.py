@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.tree import Tree
 
 from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors
 from wal3_core.cli.shell.failures import plain, unreadable
-from wal3_core.cli.shell.output import console, count, counted, print_json, second, show_facts, show_table, size, time
+from wal3_core.cli.shell.output import count, counted, print_json, second, show_facts, show_table, size, time
+from wal3_core.cli.shell.process import has_all
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
 from wal3_core.errors import CorruptError
@@ -28,10 +30,14 @@ if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
-    from wal3_core.model.strict_json import JsonObject
+
+    Json = dict[str, Any]
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
+# Before a pointer, and before those below it: where more of its own follow, and for the last one.
+_BRANCH, _LAST = ("├── ", "│   "), ("└── ", "    ")
+_ASCII = str.maketrans("├─│└", "+-|`")
 
 
 @click.command()
@@ -84,49 +90,59 @@ class _Inspection:
         """Tell whether a pass could have left a key roll-up of it."""
         return self.stores is not None and isinstance(pointer, SnapshotPointer) and pointer.depth == 1
 
-    def key_rollup(self, pointer: Pointer) -> _KeyRollupStatus | None:
-        """Look for the key roll-up of a snapshot; None when there is none."""
-        if self.stores is None or not isinstance(pointer, SnapshotPointer):
-            return None
+    def key_rollup(self, pointer: Pointer) -> Json | None:
+        """Show a snapshot's key roll-up; a key counts in each fragment that holds it. Without --full only the bytes."""
+        assert self.stores is not None
+        assert isinstance(pointer, SnapshotPointer)
         stored = self.stores.objects.head(key_rollup_path(pointer.path))
-        if stored is None or not self.full:
-            return None if stored is None else _KeyRollupStatus(stored.size)
+        if stored is None:
+            return None
+        found: Json = {"bytes": stored.size, "keys": None, "damage": None}
         try:
-            rollup = self.stores.key_rollups.read(pointer)
+            rollup = self.stores.key_rollups.read(pointer) if self.full else None
         except CorruptError as error:
-            return _KeyRollupStatus(stored.size, damage=str(error))
-        return None if rollup is None else _KeyRollupStatus(stored.size, num_keys=rollup.num_hashes)
+            return found | {"damage": str(error)}
+        if rollup is None:
+            return None if self.full else found
+        return found | {"keys": rollup.num_hashes}
+
+    def tree(self, pointers: Sequence[Pointer]) -> Iterator[str]:
+        """Yield a line for each pointer, and for those below it."""
+        hidden = range(_ENDS_SHOWN, len(pointers) - _ENDS_SHOWN) if not self.full else range(0)
+        for index, pointer in enumerate(pointers):
+            own, below = _LAST if index == len(pointers) - 1 else _BRANCH
+            if index not in hidden:
+                keys = _with_keys(self.key_rollup(pointer)) if self.may_have_key_rollup(pointer) else ""
+                yield own + plain(_described(pointer) + keys)
+                yield from (below + line for line in self.tree(self.below(pointer)))
+            elif index == _ENDS_SHOWN:
+                yield f"{own}… {count(len(hidden))} more: --full shows them"
+
+    def pointer_json(self, pointer: Pointer) -> Json:
+        """Show a pointer, and those below it, for programs."""
+        more: Json = {"key_rollup": self.key_rollup(pointer)} if self.may_have_key_rollup(pointer) else {}
+        if self.full and isinstance(pointer, SnapshotPointer):
+            more["pointers"] = list(map(self.pointer_json, self.below(pointer)))
+        return {**pointer.to_json(), **more}
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyRollupStatus:
-    """A key roll-up; a key counts in each fragment that holds it. Without --full only the bytes are known."""
-
-    num_bytes: int
-    num_keys: int | None = None
-    damage: str | None = None
-
-    def __str__(self) -> str:
-        if self.damage is not None:
-            return f"damaged key roll-up of {size(self.num_bytes)}"
-        keys = "" if self.num_keys is None else f" with {counted(self.num_keys, 'key')}"
-        return f"key roll-up of {size(self.num_bytes)}{keys}"
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"bytes": self.num_bytes, "keys": self.num_keys, "damage": self.damage}
+def _with_keys(rollup: Json | None) -> str:
+    if rollup is None:
+        return ", no key roll-up"
+    held = f"key roll-up of {size(rollup['bytes'])}"
+    if rollup["damage"] is not None:
+        return f", damaged {held}"
+    return f", {held}" if rollup["keys"] is None else f", {held} with {counted(rollup['keys'], 'key')}"
 
 
 def _show(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> None:
-    output, manifest = console(), found.manifest
+    manifest = found.manifest
     show_facts(_facts(log, manifest))
     kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
-    root = Tree(f"{log}: {kinds} in the manifest")
-    _grow(found, root, manifest.pointers)
-    output.print(root)
+    for line in chain([f"{log}: {kinds} in the manifest"], found.tree(manifest.pointers)):
+        click.echo(line if has_all(sys.stdout.encoding) else line.translate(_ASCII), file=sys.stdout)
     epochs = [(str(epoch.epoch), epoch.token, count(epoch.first_seq_no)) for epoch in manifest.epochs]
-    columns = ("epoch", "writer", "first fragment")
-    show_table(columns, epochs, numbers=("epoch", "first fragment"), output=output)
+    show_table(("epoch", "writer", "first fragment"), epochs, numbers=("epoch", "first fragment"))
     show_cursors(cursors, manifest)
 
 
@@ -177,18 +193,6 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "compacting", f"pass {announced.token} is about to replace fragments{where}"
 
 
-def _grow(found: _Inspection, branch: Tree, pointers: Sequence[Pointer]) -> None:
-    hidden = 0 if found.full else max(0, len(pointers) - 2 * _ENDS_SHOWN)
-    for index, pointer in enumerate(pointers):
-        if hidden and _ENDS_SHOWN <= index < len(pointers) - _ENDS_SHOWN:
-            if index == _ENDS_SHOWN:
-                branch.add(f"… {count(hidden)} more: --full shows them")
-            continue
-        keys = f", {found.key_rollup(pointer) or 'no key roll-up'}" if found.may_have_key_rollup(pointer) else ""
-        leaf = branch.add(plain(_described(pointer) + keys))
-        _grow(found, leaf, found.below(pointer))
-
-
 def _described(pointer: Pointer) -> str:
     if isinstance(pointer, FragmentPointer):
         compacted = f", stands for {pointer.first_seq_no} to {pointer.seq_no}" if pointer.compacted else ""
@@ -218,7 +222,7 @@ def _document(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> di
         "setsum": manifest.setsum.hexdigest(),
         "pruned": manifest.pruned.hexdigest(),
         "epochs": [epoch.to_json() for epoch in manifest.epochs],
-        "pointers": [_pointer_json(found, pointer) for pointer in manifest.pointers],
+        "pointers": list(map(found.pointer_json, manifest.pointers)),
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
         "destroying": manifest.destroying,
         "keyed": manifest.keyed,
@@ -228,13 +232,3 @@ def _document(found: _Inspection, log: str, cursors: Mapping[str, Cursor]) -> di
         "compacting": None if manifest.compacting is None else manifest.compacting.to_json(),
         "cursors": [cursor_json(name, cursor, manifest) for name, cursor in cursors.items()],
     }
-
-
-def _pointer_json(found: _Inspection, pointer: Pointer) -> dict[str, object]:
-    fields: dict[str, object] = dict(pointer.to_json())
-    if found.may_have_key_rollup(pointer):
-        rollup = found.key_rollup(pointer)
-        fields["key_rollup"] = None if rollup is None else rollup.to_json()
-    if found.full and isinstance(pointer, SnapshotPointer):
-        fields["pointers"] = [_pointer_json(found, each) for each in found.below(pointer)]
-    return fields

@@ -9,27 +9,39 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wal3_core.cli.shell.failures import unreadable
-from wal3_core.cli.shell.output import count, print_json, progress, show_table, size
-from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS, check_store, similar_logs
+from wal3_core.cli.shell.output import count, progress, show_each, size
+from wal3_core.cli.shell.session import NO_LOGS, Session, check_store, session_and_json, similar_logs
 from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.fleet.dirty.back_pressure import measure_logs
 from wal3_core.fleet.discovery import load_manifests
 from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import STORE_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
-_COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
-_LAG_COLUMNS = ("lag", "farthest behind")
-# Each takes a request.
-_FOLDERS_LOOKED_AT_MAX = 16
-_SORTS = ("log", "records", "bytes", "lag")
+    Row = dict[str, Any]
+    Columns = dict[str, Callable[[Row], str]]
+
+_COLUMNS: Columns = {
+    "log": lambda row: str(row["log"]),
+    "records": lambda row: count(row["records"]),
+    "bytes": lambda row: size(row["bytes"]),
+    "fragments": lambda row: count(row["fragments"]),
+    "first": lambda row: count(row["first_offset"]),
+    "next": lambda row: count(row["next_offset"]),
+    "sealed": lambda row: BEING_DESTROYED if row["destroying"] else "sealed" if row["sealed"] else "",
+}
+_LAG_COLUMNS: Columns = {
+    "lag": lambda row: "?" if row["lag"] is None else count(row["lag"]),
+    "farthest behind": lambda row: "unreadable" if row["lag"] is None else row["consumer"] or "no cursor",
+}
+_NUMBERS = ("records", "bytes", "fragments", "first", "next", "lag")
+# Folders that are examined: each takes a request.
+_FOLDERS_MAX = 16
 
 
 @click.command()
@@ -37,7 +49,7 @@ _SORTS = ("log", "records", "bytes", "lag")
 @click.option("--lag", is_flag=True, help="Also show how far the consumer that is farthest behind lags, and which.")
 @click.option(
     "--sort",
-    type=click.Choice(_SORTS),
+    type=click.Choice(["log", "records", "bytes", "lag"]),
     default="log",
     show_default=True,
     help="What the order is by: names, or the largest first. With lag, as with --lag.",
@@ -58,20 +70,17 @@ def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, a
       wal3 ls --json | jq -r 'select(.records > 1000000) | .log'
     """
     store = session.store()
-    manifests: dict[str, Manifest] = {}
-    damage: dict[str, object] = {}
+    found: dict[str, Manifest | LogError] = {}
     with progress("ls", None) as advance:
         for log, manifest in load_manifests(store, prefix):
-            if isinstance(manifest, LogError):
-                damage[log] = manifest
-            else:
-                manifests[log] = manifest
-            advance(len(manifests), None)
-    if not manifests and not damage:
+            found[log] = manifest
+            advance(len(found), None)
+    if not found:
         _none(store, prefix, as_json=as_json)
         return
+    damage: dict[str, object] = {log: each for log, each in found.items() if isinstance(each, LogError)}
     # Not the order of the listing, in which a folder's name ends with a slash.
-    rows = [_row(log, manifest) for log, manifest in sorted(manifests.items())]
+    rows = [_row(log, each) for log, each in sorted(found.items()) if not isinstance(each, LogError)]
     if sort == "lag":
         damage |= _add_lags(store, rows)
     if sort != "log":
@@ -80,13 +89,15 @@ def ls(session: Session, prefix: str, lag: bool, sort: str, limit: int | None, a
     if lag and sort != "lag":
         damage |= _add_lags(store, shown)
     _show(shown, len(rows) - len(shown), as_json=as_json)
-    _note_stores(store, manifests)
+    _note_stores(store, (row["log"] for row in rows))
     if damage:
         raise unreadable(damage)
 
 
-def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> dict[str, object]:
+def _add_lags(store: ObjectStore, rows: list[Row]) -> dict[str, object]:
     """Add to each row how far its log's consumers lag; return what cannot be read, by log."""
+    from wal3_core.fleet.dirty.back_pressure import measure_logs  # noqa: PLC0415 - it imports numpy, the list does not
+
     damage: dict[str, object] = {}
     found = measure_logs(store, [row["log"] for row in rows], None)
     for row in rows:
@@ -102,22 +113,19 @@ def _add_lags(store: ObjectStore, rows: list[dict[str, Any]]) -> dict[str, objec
 def _note_stores(store: ObjectStore, logs: Iterable[str]) -> None:
     """Say on stderr which folders are stores of their own: the URL may be one folder too high."""
     folders = sorted({str(above) for log in logs for above in PurePosixPath(log).parents} - {"."})
-    for folder in folders[:_FOLDERS_LOOKED_AT_MAX]:
+    for folder in folders[:_FOLDERS_MAX]:
         # To list the logs did not need it.
         with suppress(LogError):
             if store.head(f"{folder}/{STORE_IDENTITY}") is not None:
                 click.echo(f"{folder}/ is a store of its own: is its URL {store.url}/{folder}?", err=True)
 
 
-def _show(rows: list[dict[str, Any]], left_out: int, *, as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        columns = _COLUMNS + (_LAG_COLUMNS if "lag" in rows[0] else ())
-        show_table(columns, map(_cells, rows), numbers=(*_COLUMNS[1:6], "lag"))
-        if left_out:
-            click.echo(f"and {count(left_out)} more")
+def _show(rows: list[Row], left_out: int, *, as_json: bool) -> None:
+    if rows:
+        columns = _COLUMNS | (_LAG_COLUMNS if "lag" in rows[0] else {})
+        show_each(rows, lambda row: row, columns, as_json=as_json, numbers=_NUMBERS)
+    if left_out and not as_json:
+        click.echo(f"and {count(left_out)} more")
 
 
 def _none(store: ObjectStore, prefix: str, *, as_json: bool) -> None:
@@ -131,7 +139,7 @@ def _none(store: ObjectStore, prefix: str, *, as_json: bool) -> None:
         click.echo(NO_LOGS)
 
 
-def _row(log: str, manifest: Manifest) -> dict[str, Any]:
+def _row(log: str, manifest: Manifest) -> Row:
     return {
         "log": log,
         "records": manifest.num_records,
@@ -147,19 +155,3 @@ def _row(log: str, manifest: Manifest) -> dict[str, Any]:
         "sealed": manifest.seal is not None,
         "destroying": manifest.destroying,
     }
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    lag: tuple[str, ...] = ()
-    if "lag" in row:
-        lag = ("?", "unreadable") if row["lag"] is None else (count(row["lag"]), row["consumer"] or "no cursor")
-    return (
-        row["log"],
-        count(row["records"]),
-        size(row["bytes"]),
-        count(row["fragments"]),
-        count(row["first_offset"]),
-        count(row["next_offset"]),
-        BEING_DESTROYED if row["destroying"] else "sealed" if row["sealed"] else "",
-        *lag,
-    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.shell.output import confirm, count, counted, print_json, second, show, show_table
+from wal3_core.cli.shell.output import confirm, count, counted, second, show, show_each
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import PIN, log_argument
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -14,9 +14,21 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.model.pin import Pin
 
-_COLUMNS = ("pin", "first", "next", "records", "made", "by", "reason")
+_COLUMNS: dict[str, Callable[[tuple[str, Pin]], str]] = {
+    "pin": lambda each: each[0],
+    "first": lambda each: count(each[1].manifest.first.position.offset),
+    "next": lambda each: count(each[1].manifest.next.position.offset),
+    "records": lambda each: count(each[1].manifest.num_records),
+    "made": lambda each: second(each[1].epoch_us),
+    "by": lambda each: each[1].writer,
+    "reason": lambda each: (
+        f"{each[1].reason}{'' if each[1].complete else ' (unfinished: create it again, or delete it)'}"
+    ),
+}
 
 
 @click.group(cls=Commands)
@@ -53,7 +65,7 @@ def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool
         f"pinned {counted(manifest.num_records, 'record')} of {log} as {name}"
         f" (from offset {manifest.first.position.offset}, next {manifest.next.position.offset})"
     )
-    show(said, _row(name, made), as_json=as_json)
+    show(said, _to_json((name, made)), as_json=as_json)
 
 
 @pin.command("list")
@@ -69,13 +81,9 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
     """
     store = session.store()
     LogReader.open(store, log)
+    numbers = ("first", "next", "records")
     pins = PinStore(store, log).list()
-    if as_json:
-        for name, found in pins.items():
-            print_json(_row(name, found))
-        return
-    rows = [_cells(name, found) for name, found in pins.items()]
-    show_table(_COLUMNS, rows, numbers=_COLUMNS[1:4], texts=("reason",))
+    show_each(pins.items(), _to_json, _COLUMNS, as_json=as_json, numbers=numbers, texts=("reason",))
 
 
 @pin.command("delete")
@@ -109,7 +117,8 @@ def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) 
     show(f"deleted {name}", {"log": log, "pin": name, "deleted": True}, as_json=as_json)
 
 
-def _row(name: str, found: Pin) -> dict[str, object]:
+def _to_json(named: tuple[str, Pin]) -> dict[str, object]:
+    name, found = named
     manifest = found.manifest
     return {
         "pin": name,
@@ -122,16 +131,3 @@ def _row(name: str, found: Pin) -> dict[str, object]:
         "reason": found.reason,
         "complete": found.complete,
     }
-
-
-def _cells(name: str, found: Pin) -> tuple[str, ...]:
-    manifest = found.manifest
-    return (
-        name,
-        count(manifest.first.position.offset),
-        count(manifest.next.position.offset),
-        count(manifest.num_records),
-        second(found.epoch_us),
-        found.writer,
-        found.reason if found.complete else f"{found.reason} (unfinished: create it again, or delete it)",
-    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NO = "no_"
 _COLLECTING = frozenset({Cleanup.COLLECT, Cleanup.BOTH})
-# What a policy advises against a value that its cleanup does not use.
+# Advice of a policy against a value that its cleanup does not use.
 _CONTRADICTION = re.compile(r"remove (?P<name>\w+), or set cleanup to (?P<cleanup>compact|both|collect)")
 
 

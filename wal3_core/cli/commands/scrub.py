@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.shell.failures import exit_unless, explain, plain, section_of
-from wal3_core.cli.shell.output import console, count, print_json, progress, show_table, size
+from wal3_core.cli.shell.output import count, output_width, print_json, progress, show_each, size
 from wal3_core.cli.shell.session import Session, session_and_json
-from wal3_core.cli.shell.stores import NO_LOGS, named_logs
 from wal3_core.cli.types import Whole, log_argument
 from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport, place_of_object
@@ -19,13 +18,20 @@ from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
 # Without a terminal, longer lines are broken, but for the names of objects.
 _LINE_WIDTH_MAX = 100
-_SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
+_COLUMNS: dict[str, Callable[[ScrubReport], str]] = {
+    "log": lambda report: report.log,
+    "result": lambda report: "sound" if report.sound else f"{len(report.problems)} BAD",
+    "records": lambda report: count(report.num_records),
+    "bytes": lambda report: size(report.num_bytes),
+    "fragments": lambda report: count(report.num_fragments),
+    "snapshots": lambda report: count(report.num_snapshots),
+}
 
 
 @click.command()
@@ -60,16 +66,14 @@ def scrub(
     """
     if from_offset is not None and len(logs) != 1:
         raise click.UsageError("--from-offset: name one log")
-    store = session.store()
-    named = named_logs(store, logs, all_logs=all_logs, verb="scrub")
+    store, named = session.named_logs(logs, all_logs=all_logs, verb="scrub", as_json=as_json)
     reports = []
-    limits = Limits(num_bytes=num_bytes)
-    for report in _scrubbed(store, named, from_offset, limits):
+    for report in _scrubbed(store, named, from_offset, Limits(num_bytes=num_bytes)):
         reports.append(report)
         if as_json:
             print_json(report.to_json())
-    if not as_json:
-        _show_scrubs(store, reports) if reports else click.echo(NO_LOGS)
+    if reports and not as_json:
+        _show_scrubs(store, reports)
     exit_unless(all(report.sound for report in reports))
 
 
@@ -88,18 +92,7 @@ def _scrubbed(store: ObjectStore, logs: Sequence[str], start: int | None, limits
 
 
 def _show_scrubs(store: ObjectStore, reports: list[ScrubReport]) -> None:
-    rows = [
-        (
-            report.log,
-            "sound" if report.sound else f"{len(report.problems)} BAD",
-            count(report.num_records),
-            size(report.num_bytes),
-            count(report.num_fragments),
-            count(report.num_snapshots),
-        )
-        for report in reports
-    ]
-    show_table(_SCRUB_COLUMNS, rows, numbers=_SCRUB_COLUMNS[2:])
+    show_each(reports, ScrubReport.to_json, _COLUMNS, as_json=False, numbers=tuple(_COLUMNS)[2:])
     for report in reports:
         if report.sound and not report.finished:
             click.echo(
@@ -116,7 +109,7 @@ def _show_problem(log: str, place: str, problem: Problem) -> None:
     # The message names the object as the log knows it; the line above names the stored one.
     named = rf" ?\(?\S*{re.escape(problem.path)}\)?(?=:)" if problem.path else "^$"
     message = re.sub(named, "", problem.message, count=1).removeprefix(": ")
-    width = min(console().width, _LINE_WIDTH_MAX)
+    width = min(output_width() or _LINE_WIDTH_MAX, _LINE_WIDTH_MAX)
     click.echo(f"{plain(log)}: {'bad object' if problem.path else 'not sound'}")
     if problem.path:
         click.echo(f"  {plain(place)}")

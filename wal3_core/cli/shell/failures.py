@@ -28,7 +28,7 @@ from wal3_core.model.paths import CURSOR_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What the library's messages advise a program, and the commands that do it.
+# Advice that the library's messages give a program, and the commands that do it.
 _INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
 _NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
@@ -40,17 +40,17 @@ _COMMANDS = {
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
 
-# Longer than a path in a store.
+# A word longer than any path in a store.
 _LONG = re.compile(r"(\S{80})\S{1200,}")
 
 _RUNBOOK = "docs/operations.md"
 _UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-cursor-is-damaged"
 
-# Under which a context's ``meta`` has the log that the command names.
+# Key of a context's ``meta`` under which it has the log that the command names.
 NAMED_LOG = "wal3.log"
 
 EXIT_UNSOUND = 1
-# Of `wal3 exercise`, where 1 says that the store could not be used.
+# Exit code of `wal3 exercise`, where 1 says that the store could not be used.
 EXIT_FINDINGS = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from wal3_core.cli.shell.failures import Failure, InvalidFailure
@@ -27,33 +25,19 @@ from wal3_core.runtime import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import ConsoleOptions, RenderResult
     from rich.progress import Task
-    from rich.style import Style
 
-# Without a terminal, tables are as wide as they need to be.
-_PIPE_WIDTH = 10_000
-# Of the columns that may be folded: the first, and those of free text.
+T = TypeVar("T")
+
+# Width of a column that may be folded: of the first, and of those of free text.
 _FOLDED_WIDTH_MIN = 16
 # Between two columns, and beside the outer ones.
 _GAP, _EDGES = "   ", 2
 
 
-def console() -> Console:
-    """Make a console for the current stdout; text is never markup."""
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(markup=False, emoji=False, highlight=False, width=width)
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> QuickTable:
-    """Lay out rows under headings; the columns in ``numbers`` are right-aligned."""
-    right = set(numbers)
-    made = QuickTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*map(plain, row))
-    return made
+def output_width() -> int | None:
+    """Return the columns of the terminal on stdout; None without one: then a line is as wide as it needs to be."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -72,10 +56,25 @@ def show(said: str, document: Mapping[str, object], *, as_json: bool) -> None:
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and what they stand for."""
-    shown = table(("", ""), facts)
-    # On a terminal too narrow for it, an empty heading and a rule would be printed.
-    shown.show_header = False
-    console().print(shown)
+    click.echo(table(("", ""), facts, width=output_width(), with_heading=False), file=sys.stdout)
+
+
+def show_each(
+    things: Iterable[T],
+    to_json: Callable[[T], Mapping[str, object]],
+    columns: Mapping[str, Callable[[T], str]],
+    *,
+    as_json: bool,
+    numbers: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> None:
+    """Print things: a table of the cells that ``columns`` make, by their heading, or for programs an object each."""
+    if not as_json:
+        rows = [[cell(thing) for cell in columns.values()] for thing in things]
+        show_table(tuple(columns), rows, numbers=numbers, texts=texts)
+        return
+    for thing in things:
+        print_json(to_json(thing))
 
 
 def report(said: str, document: Mapping[str, object] | None) -> Failure | None:
@@ -183,86 +182,90 @@ def show_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    numbers: Iterable[str] = (),
-    texts: Iterable[str] = (),
-    output: Console | None = None,
+    numbers: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> None:
     """Print rows under headings. Cells of the first column and of ``texts`` are folded if need be, others never."""
-    output = output or console()
+    # Named: to a stream for ASCII, click would write UTF-8.
+    click.echo(table(columns, rows, numbers=numbers, texts=texts, width=output_width()), file=sys.stdout)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    width: int | None = None,
+    with_heading: bool = True,
+) -> str:
+    """Lay out rows under headings; the columns in ``numbers`` are right-aligned.
+
+    If it is wider than ``width``, cells of the first column and of ``texts`` are folded; if that is not enough, each
+    row is a block of lines.
+    """
     shown = [tuple(map(plain, row)) for row in rows]
-    folded = {columns[0], *texts}
-    widths = _widths(columns, shown, folded, output.width)
+    widths = _widths(columns, shown, {columns[0], *texts}, width)
     if widths is None:
-        _show_blocks(columns, shown, output)
-        return
-    made = table(columns, shown, numbers=numbers)
-    for column, width in zip(made.columns, widths, strict=True):
-        column.width = width
-    output.print(made)
+        return "\n".join(_blocks(columns, shown))
+    right = [column in numbers for column in columns]
+    whole = sum(widths) + len(_GAP) * (len(columns) - 1)
+    line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" if has_all(sys.stdout.encoding) else "-"
+    blank, lines = " " * (whole + _EDGES), [each for row in shown for each in _row_lines(row, widths, right)]
+    if with_heading:
+        heading = [click.style(each, bold=True) for each in _row_lines(columns, widths, right, at_bottom=True)]
+        lines = [*heading, f" {line * whole} ", *lines]
+    return "\n".join([blank, *lines, blank])
 
 
 def _widths(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], folded: set[str], width: int
-) -> list[int | None] | None:
-    """Return the columns' widths, None for as wide as needed; None when they do not fit."""
+    columns: Sequence[str], rows: Sequence[Sequence[str]], folded: set[str], width: int | None
+) -> list[int] | None:
+    """Return the columns' widths; None when they do not fit."""
     cells = [max((cell_len(row[index]) for row in rows), default=0) for index in range(len(columns))]
     whole = [max(cell, cell_len(name)) for cell, name in zip(cells, columns, strict=True)]
-    excess = sum(whole) + len(_GAP) * (len(columns) - 1) + _EDGES - width
-    if excess <= 0:
-        return [None] * len(columns)
+    excess = 0 if width is None else sum(whole) + len(_GAP) * (len(columns) - 1) + _EDGES - width
     for names_folded in (False, True):
         # Headings first: they break at words.
         for index, name in enumerate(columns):
-            if (name in folded) is names_folded:
+            if excess > 0 and (name in folded) is names_folded:
                 needed = min(cells[index], _FOLDED_WIDTH_MIN) if names_folded else cells[index]
                 least = max(needed, *map(cell_len, name.split()), 1) if name else max(needed, 1)
                 saved = min(max(0, whole[index] - least), excess)
                 whole[index] -= saved
                 excess -= saved
-    return None if excess else list(whole)
+    return None if excess > 0 else whole
 
 
-def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], output: Console) -> None:
+def _row_lines(
+    row: Sequence[str], widths: Sequence[int], right: Sequence[bool], *, at_bottom: bool = False
+) -> list[str]:
+    folded = [_folded(text, width) for text, width in zip(row, widths, strict=True)]
+    height = max(map(len, folded))
+    columns = []
+    for lines, width, to_right in zip(folded, widths, right, strict=True):
+        missing = [""] * (height - len(lines))
+        cells = [*missing, *lines] if at_bottom else [*lines, *missing]
+        # Counted in cells of the terminal: some characters take two.
+        paddings = [" " * (width - cell_len(cell)) for cell in cells]
+        columns.append([p + cell if to_right else cell + p for cell, p in zip(cells, paddings, strict=True)])
+    return [f" {_GAP.join(cells)} " for cells in zip(*columns, strict=True)]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    if cell_len(text) <= width:
+        return [text]
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(), width, overflow="fold")]
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     width = max(map(cell_len, columns))
     for row in rows:
-        output.print()
+        yield ""
         for name, cell in zip(columns, row, strict=True):
             if cell:
-                output.print(f" {name:<{width}}   {cell}", soft_wrap=True)
-    output.print()
-
-
-class QuickTable(Table):
-    """A rich table of plain cells with ``box.SIMPLE_HEAD``; one that fits the console is laid out here, to the same."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render it."""
-        columns = [(str(column.header), *map(str, column.cells)) for column in self.columns]
-        widths = [max(map(cell_len, cells)) for cells in columns]
-        width = sum(widths) + len(_GAP) * (len(widths) - 1)
-        folded = any("\n" in cell for cells in columns for cell in cells)
-        if folded or width + 2 > options.max_width or any(column.width is not None for column in self.columns):
-            yield from super().__rich_console__(console, options)
-            return
-        right = [column.justify == "right" for column in self.columns]
-        heading, *rows = (_GAP.join(map(_cell, row, widths, right)) for row in zip(*columns, strict=True))
-        blank, rule = " " * width, ("-" if options.ascii_only else "\N{BOX DRAWINGS LIGHT HORIZONTAL}") * width
-        yield from _segments(blank)
-        yield from _segments(heading, console.get_style("table.header"))
-        yield from _segments(rule)
-        for row in rows:
-            yield from _segments(row)
-        yield from _segments(blank)
-
-
-def _cell(text: str, width: int, right: bool) -> str:
-    # Counted in cells of the terminal: some characters take two.
-    padding = " " * (width - cell_len(text))
-    return padding + text if right else text + padding
-
-
-def _segments(line: str, style: Style | None = None) -> tuple[Segment, ...]:
-    return Segment(" "), Segment(line, style), Segment(" "), Segment.line()
+                yield f" {name:<{width}}   {cell}"
+    yield ""
 
 
 def require_terminal(what: str, wanted: str) -> None:

@@ -1,4 +1,4 @@
-"""What a process of an exercise runs, started as ``python -m wal3_core.fleet.exercise.process``.
+"""What a process of an exercise runs, started as ``python -m wal3_core.exercise.process``.
 
 It gets its task as one line of JSON on standard input, and ends its work when standard input ends: so it also ends with
 the process that started it. Its figures are in a file that it replaces twice a second.
@@ -26,10 +26,10 @@ from wal3_core.errors import (
     UnavailableError,
     UnmarkedError,
 )
-from wal3_core.fleet.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, ReadRecord
-from wal3_core.fleet.exercise.load import AppendChoice, LoadShape, body_of, checksum_of
-from wal3_core.fleet.exercise.place import log_name, run_store, server_name
-from wal3_core.fleet.exercise.report import Figures
+from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, Problem, ReadRecord
+from wal3_core.exercise.load import AppendChoice, LoadShape, body_of, checksum_of
+from wal3_core.exercise.place import log_name, run_store, server_name
+from wal3_core.exercise.report import Figures
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.open_logs import FleetOptions
 from wal3_core.log.collect.collector import collect
@@ -135,7 +135,7 @@ class ProcessCounts(Observer):
             return
         self._written_s = now_s
         with self._lock:
-            text = json.dumps(self._figures.to_json())
+            text = json.dumps([self._figures.counts, self._figures.requests])
         fresh = self._path.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self._path)
@@ -145,8 +145,7 @@ def read_figures(folder: Path) -> Figures:
     """Add up the figures of all processes so far."""
     total = Figures()
     for path in folder.glob("*.json"):
-        found = json.loads(path.read_text())
-        total += Figures(Counter(found["counts"]), Counter(found["requests"]))
+        total += Figures(*map(Counter, json.loads(path.read_text())))
     return total
 
 
@@ -158,16 +157,12 @@ class RoleContext:
     store: ObjectStore
     runtime: Runtime
     counts: ProcessCounts
+    ledger: Ledger
 
     @property
     def now_us(self) -> int:
         """The clock that all processes of the machine share, in microseconds."""
         return int(self.runtime.monotonic_s() * 1_000_000)
-
-    @property
-    def folder(self) -> Path:
-        """Where the ledgers are."""
-        return Path(self.task.folder)
 
     def pause(self, seconds: float) -> bool:
         """Wait; return whether the process has to end, at once when it has to."""
@@ -175,51 +170,44 @@ class RoleContext:
         return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
-# Far too short for production, where readers must have ended within it: here it makes the races more frequent.
+# An interval far too short for production, where readers must end within it: it makes the races more frequent.
 _COLLECTOR = CollectorOptions(interval_s=1.0, fraction_max=1.0)
 _MAINTAINING_PAUSE_S = 0.2
 
 
 def maintain(work: RoleContext) -> None:
     """Maintain one log after another until the process has to end."""
-    ledger = Ledger(work.folder, work.task.name)
     while True:
         for number in work.task.followed:
             if work.pause(_MAINTAINING_PAUSE_S):
                 return
             log = log_name(number)
             try:
-                _maintain_log(work, log)
+                report = collect(work.store, log, options=_COLLECTOR)
+                work.counts.count("collections")
+                work.counts.count("records_collected", report.plan.num_records)
+                work.counts.count("objects_deleted", sum(each.num_deleted for each in report.deleted))
+                work.counts.count("snapshot_steps", SnapshotCompactor(work.store, log).compact().num_steps)
             except (UnavailableError, LogNotFoundError, CollectionRefusedError) as error:
                 work.counts.count(f"maintenance {type(error).__name__}")
             except LogError as error:
-                ledger.problem(log, f"{type(error).__name__}: {error}")
-
-
-def _maintain_log(work: RoleContext, log: str) -> None:
-    report = collect(work.store, log, options=_COLLECTOR)
-    work.counts.count("collections")
-    work.counts.count("records_collected", report.plan.num_records)
-    work.counts.count("objects_deleted", sum(each.num_deleted for each in report.deleted))
-    work.counts.count("snapshot_steps", SnapshotCompactor(work.store, log).compact().num_steps)
+                work.ledger.note(log, Problem(f"{type(error).__name__}: {error}"))
 
 
 CURSOR = "exercise"
-_LOOKS_S = 0.25
+_POLLS_S = 0.25
 _SAVES_S = 1.0
-_NOTED_MAX = 1000
 
 
 def follow(work: RoleContext) -> None:
     """Read until the process has to end, then once more to the ends of the logs."""
     followed = [_Followed(work, log_name(number)) for number in work.task.followed]
-    ledger = Ledger(work.folder, work.task.name)
     more = True
     while more:
         # The last round begins after the writers have ended.
-        more = not work.pause(_LOOKS_S)
+        more = not work.pause(_POLLS_S)
         for each in followed:
-            each.look(ledger)
+            each.poll()
 
 
 class _Followed:
@@ -234,27 +222,27 @@ class _Followed:
         self._witness: Witness | None = None
         self._saved_s = 0.0
 
-    def look(self, ledger: Ledger) -> None:
+    def poll(self) -> None:
         """Read what is new; a store that does not answer, or a log that is not there yet, is for the next time."""
         try:
-            self._look(ledger)
+            self._read()
         except (UnavailableError, LogNotFoundError):
-            self._work.counts.count("looks_failed")
+            self._work.counts.count("polls_failed")
         except LogError as error:
             kind = "" if isinstance(error, CorruptError) else f"{type(error).__name__}: "
-            ledger.problem(self._log, f"{kind}{error}")
+            self._work.ledger.note(self._log, Problem(f"{kind}{error}"))
 
-    def _look(self, ledger: Ledger) -> None:
-        began_us = self._work.now_us
+    def _read(self) -> None:
+        began_us, ledger = self._work.now_us, self._work.ledger
         self._reader = self._reader or LogReader.open(self._work.store, self._log)
         manifest = self._reader.manifest()
         end = manifest.next.position.offset
-        ledger.look(self._log, EndSeen(began_us=began_us, next_offset=end))
+        ledger.note(self._log, EndSeen(began_us, end))
         if end <= self._next:
             return
         last: Record | None = None
         for record in self._reader.records(self._next, manifest=manifest):
-            ledger.read(self._log, [ReadRecord.of(record, self._work.now_us)])
+            ledger.note(self._log, ReadRecord.of(record, self._work.now_us))
             self._next, last = record.offset + 1, record
         if self._work.task.maintained and last is not None:
             self._save(last)
@@ -273,14 +261,14 @@ class _Followed:
             self._witness = self._cursors.save(CURSOR, last, witness)
 
 
-# A process that falls behind leaves appends out: it has so many without an outcome, and catches up this many seconds.
+# Appends without an outcome, and seconds to catch up: a process that falls further behind leaves appends out.
 _WAITING_MAX = 256
 _BEHIND_S_MAX = 1.0
 _TICK_S = 0.005
 _BYTES_HELD_MAX = 128 * MIB
-# How long an append waits for its log to be opened, and for room.
+# Time that an append waits for its log to be opened, and for room.
 _SUBMIT_S_MAX = 10.0
-# Smaller than what the maintaining process keeps: so that there is something to compact within seconds.
+# Snapshots smaller than what the maintaining process keeps, so that it can compact something within seconds.
 _SMALL = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
@@ -307,7 +295,6 @@ class _Writing:
     def __init__(self, work: RoleContext, fleet: Fleet) -> None:
         self._work = work
         self._fleet = fleet
-        self._ledger = Ledger(work.folder, work.task.name)
         self._number = 0
         self._due = 0.0
         self._at_s = self._now_s()
@@ -353,15 +340,15 @@ class _Writing:
         )
         with self._lock:
             self._waiting += 1
-        self._ledger.submit(log, append)
+        self._work.ledger.note(log, append)
         key = append.key(task.run).encode()
         try:
             future = self._fleet.submit(log, body, key=key, expect_next=append.expect_next, timeout_s=_SUBMIT_S_MAX)
         except LogError as error:
             # Nothing was begun.
-            self._answer(log, append, AppendOutcome.NOT_DURABLE, error)
+            self._note(log, append, AppendOutcome.NOT_DURABLE, error)
         else:
-            future.add_done_callback(partial(self._answered, log, append))
+            future.add_done_callback(partial(self._ended, log, append))
 
     def _expected(self, choice: AppendChoice, log: str) -> int | None:
         end = self._ends.get(log)
@@ -369,23 +356,23 @@ class _Writing:
             return None
         return max(1, end - 1) if choice.wrong else end
 
-    def _answered(self, log: str, append: Append, future: Future[LogPosition]) -> None:
+    def _ended(self, log: str, append: Append, future: Future[LogPosition]) -> None:
         match future.exception():
             case None:
                 offset = future.result().offset
-                self._answer(log, replace(append, offset=offset), AppendOutcome.DURABLE)
+                self._note(log, replace(append, offset=offset), AppendOutcome.DURABLE)
             case UnmarkedError() as error:
                 self._work.counts.count("unmarked")
-                self._answer(log, replace(append, offset=error.offset), AppendOutcome.DURABLE)
+                self._note(log, replace(append, offset=error.offset), AppendOutcome.DURABLE)
             case NotDurableError() as error:
-                self._answer(log, append, AppendOutcome.NOT_DURABLE, error)
+                self._note(log, append, AppendOutcome.NOT_DURABLE, error)
             case error:
-                self._answer(log, append, AppendOutcome.UNKNOWN, error)
+                self._note(log, append, AppendOutcome.UNKNOWN, error)
 
-    def _answer(self, log: str, append: Append, outcome: AppendOutcome, error: BaseException | None = None) -> None:
+    def _note(self, log: str, append: Append, outcome: AppendOutcome, error: BaseException | None = None) -> None:
         append = replace(append, outcome=outcome, answered_us=self._work.now_us)
         try:
-            self._ledger.answer(log, append)
+            self._work.ledger.note(log, append)
         except OSError as failure:
             self._failure = failure
         if isinstance(error, ConditionNotMetError):
@@ -404,9 +391,11 @@ def main() -> None:
     """Do the work; exit code 1 and one line on stderr when the store does not allow it."""
     task = Task.from_line(sys.stdin.readline())
     runtime = shared_runtime()
-    counts = ProcessCounts(runtime, Path(task.folder) / f"{task.name}.json")
+    folder = Path(task.folder)
+    counts = ProcessCounts(runtime, folder / f"{task.name}.json")
     runtime.observer = counts
-    work = RoleContext(task, run_store(open_store(task.url), task.run), runtime, counts)
+    store, ledger = run_store(open_store(task.url), task.run), Ledger(folder, task.name)
+    work = RoleContext(task, store, runtime, counts, ledger)
     try:
         {"p": write, "reader": follow, "maintainer": maintain}[task.role](work)
     except LogError as error:

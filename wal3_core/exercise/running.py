@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, UnavailableError
-from wal3_core.fleet.exercise.checker import Violation, ViolationKind, check_log
-from wal3_core.fleet.exercise.ledger import PARTS, AppendOutcome, LogLedger, ReadRecord, read_part
-from wal3_core.fleet.exercise.place import log_name, new_run, run_store
-from wal3_core.fleet.exercise.process import Task, read_figures
-from wal3_core.fleet.exercise.report import Checked, Summary
+from wal3_core.exercise.checker import Violation, ViolationKind, check_log
+from wal3_core.exercise.ledger import PARTS, AppendOutcome, LogLedger, ReadRecord, read_part
+from wal3_core.exercise.place import log_name, new_run, run_store
+from wal3_core.exercise.process import Task, read_figures
+from wal3_core.exercise.report import Checked, Figures, Summary
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import scrub
 from wal3_core.runtime import shared_runtime
@@ -23,19 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from wal3_core.fleet.exercise.load import LoadShape
-    from wal3_core.fleet.exercise.place import RunStore
-    from wal3_core.fleet.exercise.report import Figures
+    from wal3_core.exercise.load import LoadShape
+    from wal3_core.exercise.place import RunStore
     from wal3_core.storage.object_store import ObjectStore
 
-# Of the logs, so many are followed, maintained and scrubbed: a third of them, at most these.
+# Logs that are followed, maintained and scrubbed: a third of them, at most these.
 _FOLLOWED_MAX = 16
 _TICK_S = 0.1
 # Roles of processes.
 _WRITER, _READER, _MAINTAINER = "p", "reader", "maintainer"
-# How much longer than it should the load lasts while nothing is durable, as when its processes start slowly.
+# Time that a load gets in addition while nothing is durable, as when its processes start slowly.
 _STARTS_S_MAX = 60.0
-# Beyond the store's timeout, how long a process has to end its work.
+# Time that a process has to end its work, beyond the store's timeout.
 _ENDS_S_MAX = 60.0
 
 
@@ -68,8 +68,8 @@ class _Process:
 
     def ask_to_end(self) -> None:
         """End its work: it waits for the outcomes of its appends."""
-        if self.popen.stdin is not None and not self.popen.stdin.closed:
-            self.popen.stdin.close()
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,21 +79,13 @@ class ExerciseProgress:
     at_s: float
     rate_per_s: float
     figures: Figures
-    closed: int
-    killed: int
-
-
-@dataclass(slots=True, frozen=True)
-class _Ends:
-    closed: list[str] = field(default_factory=list)
-    killed: list[str] = field(default_factory=list)
 
 
 class Exercise:
     """One exercise of a store. Its logs are in a folder of their own; its ledgers in ``folder``, a local directory."""
 
     def __init__(self, store: ObjectStore, url: str, plan: ExercisePlan, folder: Path) -> None:
-        self.run = new_run(shared_runtime())
+        self.run = new_run()
         self._runtime = shared_runtime()
         self._store = store
         self._place = run_store(store, self.run)
@@ -102,7 +94,8 @@ class Exercise:
         self._folder = folder
         self._began_s = 0.0
         self._load_s = 0.0
-        self._ends = _Ends()
+        # Ends of writing processes: ``closed`` and ``killed``.
+        self._ends = Counter[str]()
         logs = plan.load.logs
         # Odd steps, so that each process's own logs are among them; the last ones, which all write, too.
         step = max(3, -(-logs // _FOLLOWED_MAX) | 1)
@@ -145,9 +138,6 @@ class Exercise:
         scrubbed = frozenset(map(log_name, self._followed))
         late_us = round(self._plan.late_s * 1_000_000)
         verify_logs(self._place, self._folder, checked, late_us=late_us, scrubbed=scrubbed, progress=progress)
-        figures = read_figures(self._folder)
-        figures.counts["closed"] = len(self._ends.closed)
-        figures.counts["killed"] = len(self._ends.killed)
         return Summary(
             run=self.run,
             store=self._store.url.partition("?")[0],
@@ -155,7 +145,7 @@ class Exercise:
             logs=self._plan.load.logs,
             load_s=self._load_s,
             checked=checked,
-            figures=figures,
+            figures=self._figures(),
             kept=(),
         )
 
@@ -164,8 +154,11 @@ class Exercise:
     def _elapsed_s(self) -> float:
         return self._runtime.monotonic_s() - self._began_s
 
+    def _figures(self) -> Figures:
+        return read_figures(self._folder) + Figures(self._ends)
+
     def _is_over(self) -> bool:
-        durable_bytes = read_figures(self._folder).counts["bytes"]
+        durable_bytes = self._figures().counts["bytes"]
         if self._plan.duration_s is not None:
             # A check of nothing would say that every promise was kept.
             more_s = 0.0 if durable_bytes else _STARTS_S_MAX
@@ -176,8 +169,7 @@ class Exercise:
     def _progress(self) -> ExerciseProgress:
         at_s = self._elapsed_s()
         rate_per_s = self._plan.load.rate_at(at_s) * self._plan.load.processes
-        figures = read_figures(self._folder)
-        return ExerciseProgress(at_s, rate_per_s, figures, len(self._ends.closed), len(self._ends.killed))
+        return ExerciseProgress(at_s, rate_per_s, self._figures())
 
     def _start(self, role: str, process: int = 0, life: int = 0) -> _Process:
         task = Task(
@@ -195,7 +187,7 @@ class Exercise:
         with (self._folder / f"{task.name}.errors").open("w") as errors:
             # In a session of its own: Ctrl-C is for the program, which then ends its processes.
             popen = subprocess.Popen(
-                [sys.executable, "-m", "wal3_core.fleet.exercise.process"],
+                [sys.executable, "-m", "wal3_core.exercise.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -228,11 +220,11 @@ class Exercise:
     def _note_end(self, process: _Process) -> None:
         """Count the end of a process; raise UnavailableError when it has failed."""
         if process.killed and process.popen.returncode == -signal.SIGKILL:
-            self._ends.killed.append(process.task.name)
+            self._ends["killed"] += 1
         elif process.popen.returncode:
             raise self._failed(process)
         elif process.task.role == _WRITER:
-            self._ends.closed.append(process.task.name)
+            self._ends["closed"] += 1
 
     def _failed(self, process: _Process) -> UnavailableError:
         lines = (self._folder / f"{process.task.name}.errors").read_text().strip().splitlines()
@@ -311,7 +303,7 @@ def _scrubbed(place: RunStore, log: str) -> list[Violation]:
     except LogNotFoundError:
         return []
     return [
-        Violation(kind=ViolationKind.UNSOUND, log=log, offset=0, record="", text=f"{problem.path}: {problem.message}")
+        Violation(ViolationKind.UNSOUND, log, 0, "", f"{problem.path}: {problem.message}")
         for problem in report.problems
     ]
 

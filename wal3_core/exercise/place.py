@@ -12,7 +12,7 @@ from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import US_PER_S
+from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.object_store import FolderStore
 from wal3_core.storage.retrying import for_store, until_answered, with_retries
 from wal3_core.workers import Share
@@ -20,7 +20,6 @@ from wal3_core.workers import Share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
 # The folder of all exercises of a store.
@@ -40,8 +39,9 @@ class RunStore(FolderStore):
         return Share(self.url)
 
 
-def new_run(runtime: Runtime) -> str:
+def new_run() -> str:
     """Make the name of an exercise: its time and a random part."""
+    runtime = shared_runtime()
     began = datetime.fromtimestamp(runtime.now_us() // US_PER_S, UTC)
     return f"run-{began:%Y%m%dT%H%M%SZ}-{runtime.token()[:6]}"
 
@@ -64,19 +64,20 @@ def server_name(process: int) -> str:
     return f"p{process:02d}"
 
 
-def leftovers(store: ObjectStore, runtime: Runtime) -> list[str]:
+def leftovers(store: ObjectStore) -> list[str]:
     """Name the exercises that have objects in a store."""
-    found = with_retries(store, runtime).list_folders(EXERCISES)
+    found = with_retries(store, shared_runtime()).list_folders(EXERCISES)
     names = [folder.removeprefix(EXERCISES).rstrip("/") for folder in found]
     return [name for name in names if _RUN.fullmatch(name)]
 
 
-def remove(store: ObjectStore, run: str, runtime: Runtime, progress: Callable[[int, int | None], None]) -> int:
+def remove(store: ObjectStore, run: str, progress: Callable[[int, int | None], None]) -> int:
     """Destroy the logs of an exercise and delete what that leaves; return how many logs there were.
 
     InvalidRequestError, and nothing deleted, when its folder contains a log that no exercise has. ``progress`` gets
     the number of logs destroyed, and of all.
     """
+    runtime = shared_runtime()
     place = with_retries(run_store(store, run), runtime)
     # What is left would cost the store's user money: each step is tried again while the store does not answer.
     retry = for_store(RetryOptions(), place)

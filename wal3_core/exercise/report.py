@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
-from wal3_core.fleet.exercise.checker import HARMLESS, Violation, ViolationKind
-from wal3_core.fleet.exercise.ledger import AppendOutcome
+from wal3_core.exercise.checker import HARMLESS, Violation, ViolationKind
+from wal3_core.exercise.ledger import AppendOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,8 +25,10 @@ PRICE_PER_1000 = {
     "head": 0.0004,
     "delete": 0.0,
 }
-# How many findings of each kind the summary has in full.
+# Findings of each kind that the summary has in full.
 FINDINGS_SHOWN_MAX = 20
+# Counts that the summary has under the name by which processes count them.
+_COUNTS = ("closed", "killed", "collections", "records_collected", "objects_deleted", "snapshot_steps")
 _RATIO = 1.02
 _FIRST_S = 0.0001
 
@@ -72,10 +74,6 @@ class Figures:
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(self.counts + other.counts, self.requests + other.requests)
-
-    def to_json(self) -> dict[str, object]:
-        """Return as a JSON object."""
-        return {"counts": dict(self.counts), "requests": dict(self.requests)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ class Summary:
             "load_s": round(self.load_s, 1),
             "sound": self.sound,
             "findings": {kind.value: checked.found[kind] for kind in ViolationKind},
-            "shown": [finding.to_json() for finding in checked.shown],
+            "shown": list(map(asdict, checked.shown)),
             "appends": {outcome.value: checked.outcomes[outcome] for outcome in AppendOutcome},
             "conditional": checked.sizes["conditional"],
             "unmarked": counts["unmarked"],
@@ -166,11 +164,6 @@ class Summary:
             "slow_downs": counts["slow_downs"],
             "price_usd_estimate": round(price_usd(self.figures.requests), 4),
             "per_million_appends": self.per_million(),
-            "closed": counts["closed"],
-            "killed": counts["killed"],
-            "collections": counts["collections"],
-            "records_collected": counts["records_collected"],
-            "objects_deleted": counts["objects_deleted"],
-            "snapshot_steps": counts["snapshot_steps"],
+            **{name: counts[name] for name in _COUNTS},
             "kept": list(self.kept),
         }

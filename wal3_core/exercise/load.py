@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from wal3_core.options import KIB
 
-# A shape lasts so long, then the seed chooses another one.
+# Duration of a shape; then the seed chooses another one.
 _SLOT_S = 3.0
-# A burst, or an idle spell, takes this part of its slot.
+# Part of a slot that a burst, or an idle spell, takes.
 _SPELL_SHARE = 0.4
 # The rate at the beginning of a slot and in its rest, as factors of the mean rate; the mean of all is about 1.
 _SHAPES = ((1.0, 1.0), (1.0, 1.0), (0.2, 0.2), (1.5, 1.5), (5.0, 0.1), (0.0, 0.8))
 _SMALL_BYTES = KIB
 _MIDDLE_BYTES = 64 * KIB
-# Which share of the records is small, has exactly one byte, or has exactly the limit; few of the rest are large.
+# Shares of the records that are small, have one byte, have exactly the limit, or are of a middle size.
 _SMALL_SHARE, _ONE_BYTE_SHARE, _LIMIT_SHARE, _MIDDLE_SHARE = 0.88, 0.02, 0.001, 0.09
 _CONDITIONAL_SHARE = 0.1
-# Of the conditional appends, so many name an offset at which the log does not end.
+# Share of the conditional appends that name an offset at which the log does not end.
 _WRONG_SHARE = 0.2
-# Of so many logs, the last ones are written by all processes.
+# Share of the logs, the last ones, that all processes write.
 _SHARED_SHARE = 1 / 8
 # The first life is short, so that a short exercise has restarts, too.
 _FIRST_LIFE_S, _LIFE_S = (2.0, 4.0), (4.0, 20.0)
