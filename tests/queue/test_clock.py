@@ -74,8 +74,8 @@ def test_time_follows_the_wall_clock_forward_only_as_far_as_the_store_confirms_i
     clock.begin_at(0)
     runtime.wall_us += 10 * YEAR_S * US_PER_S
     assert clock.now_ms() == START_US // 1000
-    assert clock.asks()
-    assert not clock.asks(), "asked again at once"
+    assert clock.wants_confirmation()
+    assert not clock.wants_confirmation(), "asked again at once"
 
     clock.confirm(START_US + 60 * US_PER_S)
     assert clock.now_ms() == START_US // 1000 + 60_000

@@ -18,7 +18,7 @@ from wal3_core.cli.shell.session import Session, json_option, lines_option, pass
 from wal3_core.cli.types import LOG_PREFIX, Name, complete_names_below
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError
 from wal3_core.queue_server.client import QueueClient
-from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, leased_json, log_of, names_below, new_item, peeked_json
+from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, item_json, log_of, names_below, new_item
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_dead, read_queue_head, read_queue_stats
@@ -82,18 +82,18 @@ class _StoredQueues:
 
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
         found = self._opened(name).dequeue(count, timeout_s=timeout_s, lease_s=lease_s)
-        return [leased_json(item, as_text=True) for item in found]
+        return [item_json(item, as_text=True) for item in found]
 
     def stats(self, name: str) -> Json:
         return read_queue_stats(self._store, log_of(self._prefix, name)).to_json()
 
     def peek(self, name: str, count: int = 1) -> list[Json]:
         found = read_queue_head(self._store, log_of(self._prefix, name), count)
-        return [peeked_json(item, as_text=True) for item in found]
+        return [item_json(item, as_text=True) for item in found]
 
     def dead(self, name: str, count: int = 100, *, after: int = 0) -> list[Json]:
         found = read_queue_dead(self._store, log_of(self._prefix, name), count, after=after)
-        return [peeked_json(item, as_text=True) for item in found]
+        return [item_json(item, as_text=True) for item in found]
 
     def repair(self, name: str, *, without_damaged: bool) -> Json:
         return DelayQueue.repair(self._store, log_of(self._prefix, name), without_damaged=without_damaged).to_json()

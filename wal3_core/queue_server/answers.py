@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from math import ceil
-from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from wal3_core.errors import FencedError, LogError
-from wal3_core.queue_server.wire import ERRORS, Json, StoppingError
+from wal3_core.queue_server.wire import ERRORS, StoppingError, item_json
 from wal3_core.runtime.loggers import without_secrets
 from wal3_core.views.queue.operations import Leased, Peeked
-
-Item = TypeVar("Item", Leased, Peeked)
 
 # The values that are shown in one piece.
 _PIECE_BYTES = 2**18
@@ -51,17 +48,18 @@ def stopping_answer() -> JSONResponse:
     return error_answer(503, "stopping", message, retry_s=1, headers={"connection": "close"})
 
 
-def items_answer(items: Sequence[Item], show: Callable[[Item], Json]) -> Response:
+def items_answer(items: Sequence[Leased | Peeked], *, as_text: bool) -> Response:
     """Answer with items; with large ones piece by piece, as the client takes them: others are served meanwhile."""
     if sum(len(item.value) for item in items) <= _PIECE_BYTES:
-        return JSONResponse({"items": [show(item) for item in items]})
-    return StreamingResponse(_pieces(items, show), media_type=JSONResponse.media_type)
+        return JSONResponse({"items": [item_json(item, as_text=as_text) for item in items]})
+    return StreamingResponse(_pieces(items, as_text=as_text), media_type=JSONResponse.media_type)
 
 
-async def _pieces(items: Sequence[Item], show: Callable[[Item], Json]) -> AsyncIterator[bytes]:
+async def _pieces(items: Sequence[Leased | Peeked], *, as_text: bool) -> AsyncIterator[bytes]:
     before = b'{"items":['
     for item in items:
-        yield before + json.dumps(show(item), ensure_ascii=False, separators=(",", ":")).encode()
+        shown = item_json(item, as_text=as_text)
+        yield before + json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
         before = b","
         await asyncio.sleep(0)
     yield b"]}"

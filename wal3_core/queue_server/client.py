@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import urllib.error
 import urllib.request
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -20,7 +18,7 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
-from wal3_core.queue_server.wire import ERRORS, item_fields, log_of
+from wal3_core.queue_server.wire import ERRORS, given_fields, item_fields, log_of
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue.operations import Bury, Enqueue, Extend, Kick, Purge, Reclaim, Release, Requeue
 
@@ -191,10 +189,7 @@ def _body(operation: Operation) -> Json:
         return {"items": [item_fields(item) for item in operation.items]}
     if isinstance(operation, Release):
         return {"leases": [{"id": item_id, "token": token} for item_id, token in operation.leases]}
-    fields = {field: each for field, each in asdict(operation).items() if each is not None}
-    if "value" in fields:
-        fields["value"] = base64.b64encode(fields["value"]).decode()
-    return fields
+    return given_fields(operation)
 
 
 def _kind_of(method: str, status: int) -> type[LogError]:

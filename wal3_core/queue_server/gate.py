@@ -96,7 +96,7 @@ class Rates:
 
     def __init__(self, per_s: float, runtime: Runtime) -> None:
         self._per_s = per_s
-        self._most = max(1.0, per_s * _BURST_S)
+        self._burst = max(1.0, per_s * _BURST_S)
         self._runtime = runtime
         # The requests that each client has left, and as of when; the one that asked last is last.
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
@@ -106,8 +106,8 @@ class Rates:
         if not self._per_s:
             return 0.0
         now_s = self._runtime.monotonic_s()
-        left, at_s = self._left.pop(client, (self._most, now_s))
-        left = min(self._most, left + (now_s - at_s) * self._per_s)
+        left, at_s = self._left.pop(client, (self._burst, now_s))
+        left = min(self._burst, left + (now_s - at_s) * self._per_s)
         taken = left >= 1
         self._left[client] = (left - taken, now_s)
         if len(self._left) > _CLIENTS_MAX:

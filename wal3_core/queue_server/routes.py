@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.answers import items_answer
 from wal3_core.queue_server.service import QueueService
-from wal3_core.queue_server.wire import leased_json, new_item, peeked_json, value_of
+from wal3_core.queue_server.wire import new_item, value_of
 from wal3_core.views.queue import loading, operations
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import Enqueued, ItemStats, QueueStats
@@ -481,7 +481,7 @@ async def dequeue(service: Service, queue: str, body: DequeueBody, request: Requ
     timeout_s = min(body.timeout_s, service.options.wait_s_max)
     operation = operations.Dequeue(body.count, timeout_s, body.lease_s, service.options.answer_bytes_max)
     items = await service.dequeue(queue, operation, request.scope["ticket"], partial(_until_gone, request))
-    return items_answer(items, partial(leased_json, as_text=body.text))
+    return items_answer(items, as_text=body.text)
 
 
 async def _until_gone(request: Request) -> None:
@@ -559,7 +559,7 @@ async def dead_letters(
     items, _ = await service.read(
         queue, DelayQueue.dead, loading.read_queue_dead, count, after=after, bytes_max=bytes_max
     )
-    return items_answer(items, partial(peeked_json, as_text=text))
+    return items_answer(items, as_text=text)
 
 
 # ---------------------------------------------------------------------- reads
@@ -576,7 +576,7 @@ async def peek(
     _check(service, "count", count)
     bytes_max = service.options.answer_bytes_max
     items, _ = await service.read(queue, DelayQueue.peek, loading.read_queue_head, count, bytes_max=bytes_max)
-    return items_answer(items, partial(peeked_json, as_text=text))
+    return items_answer(items, as_text=text)
 
 
 @router.get("/{queue}/items/{item_id}", response_model=ItemStats)

@@ -33,13 +33,13 @@ from wal3_core.model.paths import is_name_part
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.object_store import share_of
 from wal3_core.views.queue.loading import is_queue
-from wal3_core.views.queue.operations import NewItem
+from wal3_core.views.queue.operations import Leased, NewItem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.views.queue.operations import Leased, Peeked
+    from wal3_core.views.queue.operations import Operation, Peeked
 
 # An object, as ``json`` reads and writes it.
 Json = dict[str, Any]
@@ -115,41 +115,39 @@ def new_item(fields: Mapping[str, object]) -> NewItem:
     return NewItem(value, dedupe_key=None if key is None else arguments.text(key, "dedupe_key").encode(), **others)  # type: ignore[arg-type]
 
 
+def given_fields(value: NewItem | Operation) -> Json:
+    """Return the fields of a value that are not None, bytes as base64."""
+    fields = {name: each for name, each in asdict(value).items() if each is not None}
+    if "value" in fields:
+        fields["value"] = base64.b64encode(fields["value"]).decode()
+    return fields
+
+
 def item_fields(item: NewItem) -> Json:
     """Show an item as ``new_item`` reads it. InvalidRequestError when its dedupe_key is not UTF-8."""
-    fields: Json = {"value": base64.b64encode(item.value).decode(), "priority": item.priority}
-    if item.deadline_us is not None:
-        fields["deadline_us"] = item.deadline_us
-    if item.delay_s is not None:
-        fields["delay_s"] = item.delay_s
+    fields = given_fields(item)
     if item.dedupe_key is not None:
         fields["dedupe_key"] = item.dedupe_key.decode()
     return fields
 
 
-def leased_json(item: Leased, *, as_text: bool) -> Json:
-    """Show an item that was handed out; ``as_text``: a value that is UTF-8 is in ``text``."""
+def item_json(item: Leased | Peeked, *, as_text: bool) -> Json:
+    """Show an item that is leased, or waits; ``as_text``: a value that is UTF-8 is in ``text``."""
     fields = asdict(item)
-    key: bytes | None = fields.pop("dedupe_key")
-    shown = _with_value(fields, as_text=as_text)
-    try:
-        return {**shown, "dedupe_key": None if key is None else key.decode()}
-    except UnicodeDecodeError:
-        # One that is not UTF-8 was given by another program.
-        return {**shown, "dedupe_key": None, "dedupe_key_base64": base64.b64encode(key or b"").decode()}
-
-
-def peeked_json(item: Peeked, *, as_text: bool) -> Json:
-    """Show an item as it waits; ``as_text`` as in ``leased_json``."""
-    return _with_value(asdict(item), as_text=as_text)
-
-
-def _with_value(fields: Json, *, as_text: bool) -> Json:
     value: bytes = fields.pop("value")
+    key: bytes | None = fields.pop("dedupe_key", None)
+    shown: Json = {}
     if as_text:
         with contextlib.suppress(UnicodeDecodeError):
-            return {**fields, "text": value.decode()}
-    return {**fields, "value": base64.b64encode(value).decode()}
+            shown = {"text": value.decode()}
+    fields |= shown or {"value": base64.b64encode(value).decode()}
+    if isinstance(item, Leased):
+        try:
+            fields["dedupe_key"] = None if key is None else key.decode()
+        except UnicodeDecodeError:
+            # One that is not UTF-8 was given by another program.
+            fields |= {"dedupe_key": None, "dedupe_key_base64": base64.b64encode(key or b"").decode()}
+    return fields
 
 
 class BusyError(UnavailableError):

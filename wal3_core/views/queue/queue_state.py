@@ -287,9 +287,9 @@ class QueueState(ItemIndex):
         return [self._enqueue(item, turn) for item in items]
 
     def _check_size(self, item: int, value: bytes) -> None:
-        most = self.definition.value_bytes_max
-        if len(value) > most:
-            raise InvalidRequestError(f"item {item}: expected a value of at most {most} bytes, found {len(value)}")
+        limit = self.definition.value_bytes_max
+        if len(value) > limit:
+            raise InvalidRequestError(f"item {item}: expected a value of at most {limit} bytes, found {len(value)}")
 
     def _enqueue(self, item: NewItem, turn: Turn) -> Enqueued:
         known = None if item.dedupe_key is None else self.ids_by_key.get(item.dedupe_key)
@@ -414,8 +414,8 @@ class QueueState(ItemIndex):
 
     def _come_back(self, row: Row, priority: int, turn: Turn) -> bool:
         """Put an item in line again, or among the dead letters if it was handed out as often as it may be."""
-        most = self.definition.max_deliveries
-        if most is not None and row.deliveries >= most:
+        limit = self.definition.max_deliveries
+        if limit is not None and row.deliveries >= limit:
             self._bury(row, priority, turn)
             return True
         self._save(encoding.PENDING, row, turn)
