@@ -21,7 +21,7 @@ def hash_all_in_lanes_if_asked() -> None:
 def lanes_decided(lanes: Lanes = LANES) -> bool:
     """Return whether the process has lanes; another one compiles them first if need be."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while not lanes.look():
+    while not lanes.load():
         if lanes.hashing().because != "the faster code is being compiled":
             return False
         assert time.monotonic() < deadline_s, lanes.hashing()

@@ -362,3 +362,16 @@ def test_server_ends_by_ctrl_c_as_other_commands_do(wal3_process: Process) -> No
         complaint = process.stderr.read()
 
     assert (process.returncode, complaint) == (130, b"Interrupted.\n")
+
+
+@pytest.mark.slow
+def test_question_about_a_queue_s_cursor_says_what_the_queue_loses(wal3: Command) -> None:
+    wal3.ok("queue", "create", "jobs")
+
+    code, shown = on_terminal(wal3.url, b"n\n", "cursor", "delete", "queues/jobs", "queue")
+    deleted = wal3.ok("cursor", "delete", "queues/jobs", "queue", "--yes").decode()
+
+    assert code == 1
+    for said in (shown, deleted):
+        assert "a key compaction may drop an item" in " ".join(said.split())
+    assert "prune" not in shown

@@ -268,19 +268,6 @@ def test_deleting_a_cursor_without_a_terminal_requires_yes(wal3: Command, answer
     assert wal3("cursor", "get", "events", "reader").exit_code == 0
 
 
-@pytest.mark.slow
-def test_question_about_a_queue_s_cursor_says_what_the_queue_loses(wal3: Command) -> None:
-    wal3.ok("queue", "create", "jobs")
-
-    code, shown = on_terminal(wal3.url, b"n\n", "cursor", "delete", "queues/jobs", "queue")
-    deleted = wal3.ok("cursor", "delete", "queues/jobs", "queue", "--yes").decode()
-
-    assert code == 1
-    for said in (shown, deleted):
-        assert "a key compaction may drop an item" in " ".join(said.split())
-    assert "prune" not in shown
-
-
 def test_cursor_below_what_a_log_holds_is_refused_with_both_named(wal3: Command) -> None:
     for number in range(3):
         wal3.ok("append", "--create", "--raw", "events", stdin=f"{number}\n")

@@ -55,7 +55,7 @@ def printed(process: subprocess.Popen[str]) -> str:
 
 def test_hashlib_serves_until_another_process_has_compiled_the_code(tmp_path: Path) -> None:
     first = printed(python("print(appended('a'), LANES.hashing().by); lanes_decided(); print(appended('b'))", tmp_path))
-    code = "import sys; print(LANES.look(), appended('a'), 'numba' in sys.modules)"
+    code = "import sys; print(LANES.load(), appended('a'), 'numba' in sys.modules)"
 
     assert first == "1000 hashlib\n1000"
     assert len(list(tmp_path.glob("*.code"))) == 1
@@ -72,7 +72,7 @@ def test_processes_that_begin_at_once_share_the_code(tmp_path: Path) -> None:
 
 def test_process_ends_while_its_code_is_compiled_and_leaves_it_to_others(tmp_path: Path) -> None:
     assert (
-        printed(python("LANES.look(); print(LANES.hashing().because)", tmp_path)) == "the faster code is being compiled"
+        printed(python("LANES.load(); print(LANES.hashing().because)", tmp_path)) == "the faster code is being compiled"
     )
 
     deadline_s = time.monotonic() + DEADLINE_S
@@ -89,7 +89,7 @@ def child(log):
         os._exit(0 if appended(log) == 1000 else 1)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
-LANES.look()
+LANES.load()
 results = [child("while-compiled")]
 lanes_decided()
 results += [child("afterwards"), appended("in-the-parent")]
@@ -104,7 +104,7 @@ def test_process_forks_while_code_is_compiled_or_loaded_and_afterwards(tmp_path:
 
 
 def test_variable_switches_it_off(tmp_path: Path) -> None:
-    code = "import sys; print(LANES.look(), appended('a'), LANES.hashing().because, 'llvmlite' in sys.modules)"
+    code = "import sys; print(LANES.load(), appended('a'), LANES.hashing().because, 'llvmlite' in sys.modules)"
 
     assert printed(python(code, tmp_path, WAL3_FAST="0")) == "False 1000 WAL3_FAST is 0 False"
     assert list(tmp_path.iterdir()) == []
@@ -124,7 +124,7 @@ def test_without_numba_it_says_what_installs_it(tmp_path: Path) -> None:
     missing = "import importlib.util as u; found = u.find_spec\n"
     missing += "u.find_spec = lambda name, *rest: None if name == 'numba' else found(name, *rest)\n"
 
-    found = printed(python(f"{missing}print(LANES.look(), appended('a'), LANES.hashing().because)", tmp_path))
+    found = printed(python(f"{missing}print(LANES.load(), appended('a'), LANES.hashing().because)", tmp_path))
 
     assert found.startswith("False 1000 expected the package numba")
     assert "(wal3's extra fast)" in found

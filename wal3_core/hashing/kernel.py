@@ -142,36 +142,13 @@ def _blocks(builder: Value, sources: Value) -> list[Value]:
         builder.load(_pointer(builder, builder.add(sources, _WORD(_WORD_BYTES * lane)), _WORD)) for lane in range(LANES)
     ]
     words: list[Value] = []
-    while len(words) + LANES <= BLOCK_WORDS:
-        places = [builder.add(start, _WORD(_WORD_BYTES * len(words))) for start in starts]
-        words += _transposed(builder, [builder.load(_pointer(builder, at, vector), align=1) for at in places])
-    while len(words) < BLOCK_WORDS:
+    for place in range(BLOCK_WORDS):
         column = ir.Constant(vector, ir.Undefined)
         for lane, start in enumerate(starts):
-            at = _pointer(builder, builder.add(start, _WORD(_WORD_BYTES * len(words))), _WORD)
+            at = _pointer(builder, builder.add(start, _WORD(_WORD_BYTES * place)), _WORD)
             column = builder.insert_element(column, builder.load(at, align=1), _INT(lane))
         words.append(column)
     return words
-
-
-def _transposed(builder: Value, rows: list[Value]) -> list[Value]:
-    """Turn as many vectors as each has words: the first words, then the second words..."""
-    count, size = len(rows), 1
-    while size < count:
-        # Two rows that are ``size`` apart exchange every other run of ``size`` words.
-        low = [word + count * (word // size % 2) - size * (word // size % 2) for word in range(count)]
-        high = [place + size for place in low]
-        for index in range(count):
-            if index // size % 2 == 0:
-                pair = rows[index], rows[index + size]
-                rows[index], rows[index + size] = (_chosen(builder, *pair, places) for places in (low, high))
-        size *= 2
-    return rows
-
-
-def _chosen(builder: Value, first: Value, second: Value, places: list[int]) -> Value:
-    mask = ir.Constant(ir.VectorType(_INT, len(places)), places)
-    return builder.shuffle_vector(first, second, mask)
 
 
 def _ones(vector: Value) -> Value:

@@ -182,8 +182,8 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if compaction.passes:
         below = "nothing is clean yet"
         if compaction.clean:
-            mark = compaction.clean[-1]
-            below = f"one record of each key below offset {count(mark.limit)} since {second(mark.timestamp_us)}"
+            clean = compaction.clean[-1]
+            below = f"one record of each key below offset {count(clean.limit)} since {second(clean.timestamp_us)}"
         yield "compacted", f"last by pass {compaction.token}, number {count(compaction.passes)}; {below}"
     if compaction.arranged:
         yield "arranged", f"by key below offset {count(compaction.arranged)}"
