@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import wal3_core.spark.collect as collect_module
 from tests.stores import FaultyStore
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect_task import DeleteWork
+from wal3_core.spark.collect import DeleteWork
 from wal3_core.spark.session import session_conf, use_this_python
 
 if TYPE_CHECKING:

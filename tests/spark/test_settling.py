@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from wal3_core.spark.task_context import settling
+from wal3_core.spark.tasks import settling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

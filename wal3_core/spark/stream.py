@@ -37,7 +37,6 @@ from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.bounds import EVERYTHING, Bounds, Span
 from wal3_core.spark.planning import (
     LOGS_PLANNED_AT_ONCE,
     Runs,
@@ -47,7 +46,7 @@ from wal3_core.spark.planning import (
     reader_of,
     tasks_of,
 )
-from wal3_core.spark.requests import BEGINNING
+from wal3_core.spark.requests import BEGINNING, EVERYTHING, Bounds, Span
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.open_store import open_store
 
@@ -358,7 +357,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where each log ends: those asked for, those that the stream has read, and their successors."""
         store = open_store(self._request.reading.store)
         names = set(self._request.reading.logs or list_logs(store, self._request.reading.prefix)) | set(before)
-        look = partial(self._look, store, before)
+        look = partial(self._present_manifest, store, before)
         ends: dict[str, Reached] = {}
         waiting = sorted(names)
         while waiting:
@@ -375,7 +374,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names |= successors
         return ends
 
-    def _look(self, store: ObjectStore, before: Mapping[str, Reached], log: str) -> Manifest | None:
+    def _present_manifest(self, store: ObjectStore, before: Mapping[str, Reached], log: str) -> Manifest | None:
         """Load a log's manifest; None when it is not there, and need not be."""
         request = self._request
         known = before.get(log)
