@@ -299,8 +299,8 @@ class KeyCompactor:
             for pointer in select(manifest.pointers, None, UNLIMITED, self._stores.snapshots.load)
             if pointer.start.offset < record.limit
         ]
-        most, log_id = self._options.fragment_expanded_bytes_max, manifest.log_id
-        return verify_pass(self._stores.objects, self.log, record, held, log_id=log_id, expanded_bytes_max=most)
+        bytes_max, log_id = self._options.fragment_expanded_bytes_max, manifest.log_id
+        return verify_pass(self._stores.objects, self.log, record, held, log_id=log_id, expanded_bytes_max=bytes_max)
 
     @checked(token=given_token)
     def record(self, token: str) -> PassRecord:

@@ -83,16 +83,15 @@ class Installer:
         """
         # No cursor needs to withdraw what drops nothing: one of a writer is only ever put at the log's end.
         limit = 0 if self._record.keeps_all else self._record.limit
-
-        def announced(manifest: Manifest) -> Manifest:
-            return manifest.announce_compaction(self._token, limit)
-
         base = self._manifests.load()
         cause = self._outdated(base.manifest)
         if cause is not None:
             # Announced, it would withdraw a pass that can still be installed.
             return cause
-        self._manifests.change(base, announced, rebases_max=self._options.rebases_max)
+        rebases_max = self._options.rebases_max
+        self._manifests.change(
+            base, lambda manifest: manifest.announce_compaction(self._token, limit), rebases_max=rebases_max
+        )
         # Before the store's time is asked for: the clean mark is never earlier than the install, but for a moment.
         self._since_s, self._since_us = self._stores.runtime.monotonic_s(), self._stores.runtime.now_us()
         self._announced_us = self._manifests.changed_us()

@@ -43,7 +43,7 @@ def try_log(work: Callable[[A], T], of: A) -> T | LogError:
 
 
 def is_log_error(error: LogError) -> bool:
-    """Return whether an error concerns only the log that was asked."""
+    """Return whether an error concerns one log alone."""
     return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError | ClosedError)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -48,16 +48,9 @@ _LOGS_AT_ONCE = 16
 # ---------------------------------------------------------------------- plans
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyWork:
-    """Survey a log; a result is a Survey."""
-
-    options: CollectorOptions
-    name = "plans for collection"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - the log says it all
-        """Survey it once, however often it was named."""
-        yield to_text(survey_log(store, log, self.options).to_json())
+def survey_task(store: ObjectStore, log: str, _texts: Sequence[str], *, options: CollectorOptions) -> Iterable[str]:
+    """Survey a log once, however often it was named."""
+    yield to_text(survey_log(store, log, options).to_json())
 
 
 def plan_collections(
@@ -65,7 +58,8 @@ def plan_collections(
 ) -> JobResults[Survey]:
     """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
     items = [Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
-    found, retried = run_by_log(spark, store_url, items, SurveyWork(options or CollectorOptions()))
+    work = partial(survey_task, options=options or CollectorOptions())
+    found, retried = run_by_log(spark, store_url, items, work, "plans for collection")
     surveys = {log: _survey(log, each) for log, each in found.items()}
     return JobResults((surveys[log] for log in logs), retried)
 
@@ -80,19 +74,13 @@ def _survey(log: str, found: LogResults) -> Survey:
 # ---------------------------------------------------------------------- orphans
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanWork:
-    """List orphans below folders of a log, which are the texts; a result is an object's description."""
-
-    options: CollectorOptions
-    now_us: int
-    name = "lists of orphans"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        """List them, the oldest first."""
-        deleter = Deleter(store, log, options=self.options)
-        for meta in deleter.orphans_below(texts, deleter.load(deleter.documents()), now_us=self.now_us):
-            yield json.dumps(asdict(meta))
+def orphan_task(
+    store: ObjectStore, log: str, texts: Sequence[str], *, options: CollectorOptions, now_us: int
+) -> Iterable[str]:
+    """List the orphans below folders of a log, which are the texts, the oldest first; a result describes an object."""
+    deleter = Deleter(store, log, options=options)
+    for meta in deleter.orphans_below(texts, deleter.load(deleter.documents()), now_us=now_us):
+        yield json.dumps(asdict(meta))
 
 
 def list_orphans(
@@ -109,7 +97,8 @@ def list_orphans(
         zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
     items = [Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
-    found, retried = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
+    work = partial(orphan_task, options=options, now_us=now_us)
+    found, retried = run_by_log(spark, store_url, items, work, "lists of orphans")
 
     def orphans(log: str) -> LogOrphans:
         listed = found.get(log, LogResults())
@@ -143,23 +132,16 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
 # ---------------------------------------------------------------------- deletion
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteWork:
+def delete_task(store: ObjectStore, log: str, texts: Sequence[str], *, options: CollectorOptions) -> Iterable[str]:
     """Delete parts of garbage documents that are due; a result is the report on one document's parts."""
-
-    options: CollectorOptions
-    name = "deletion of garbage"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        """Delete document by document."""
-        for (document, log_id), some in groupby(map(_part_from_text, texts), key=itemgetter(0)):
-            named = defaultdict[str, list[Any]](list)
-            for _, kind, part in some:
-                named[kind].append(part)
-            # In the document's life of the log: another life may have objects at the same relative paths.
-            deleter = Deleter(store, log, options=self.options, log_id=log_id)
-            whole = DeletionPart(**{kind: tuple(parts) for kind, parts in named.items()})
-            yield json.dumps(asdict(deleter.delete_part(document, whole)))
+    for (document, log_id), some in groupby(map(_part_from_text, texts), key=itemgetter(0)):
+        named = defaultdict[str, list[Any]](list)
+        for _, kind, part in some:
+            named[kind].append(part)
+        # In the document's life of the log: another life may have objects at the same relative paths.
+        deleter = Deleter(store, log, options=options, log_id=log_id)
+        whole = DeletionPart(**{kind: tuple(parts) for kind, parts in named.items()})
+        yield json.dumps(asdict(deleter.delete_part(document, whole)))
 
 
 def delete_objects(
@@ -181,7 +163,8 @@ def delete_objects(
     items = [item for (log, path), garbage in due.items() for item in _parts(log, path, garbage)]
     # Tasks run at once and share the limit on deletes.
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
-    found, retried = run_by_log(spark, store_url, items, DeleteWork(shared))
+    work = partial(delete_task, options=shared)
+    found, retried = run_by_log(spark, store_url, items, work, "deletion of garbage")
     done |= {key: _finish(store, key, found.get(key[0], LogResults()), options) for key in due}
     return JobResults((done[key] for key in documents), retried)
 
@@ -211,7 +194,7 @@ def _due_documents(
 
 
 def _parts(log: str, document: str, garbage: Garbage) -> Iterator[Item]:
-    """Take a garbage document apart for DeleteWork: each text says to which field of a DeletionPart it belongs."""
+    """Take a garbage document apart for ``delete_task``: each text says to which field of a DeletionPart it belongs."""
     named: JsonObject = {"document": document, "log_id": garbage.log_id}
     for pointer in garbage.dropped:
         count = pointer.last_seq_no - pointer.first_seq_no + 1 if isinstance(pointer, SnapshotPointer) else 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
@@ -48,7 +48,7 @@ with suppress(ModuleNotFoundError):
     from py4j.protocol import Py4JJavaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from py4j.java_gateway import JavaObject
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from pyspark.sql.pandas._typing import ArrowMapIterFunction
 
     from wal3_core.storage.object_store import ObjectStore
+
+    # Turns the texts that a task has of a log into results; may raise LogError.
+    LogWork = Callable[[ObjectStore, str, Sequence[str]], Iterable[str]]
 
 
 class ConnectProgress:
@@ -185,30 +188,20 @@ class LogResults:
     refusal: Refusal | None = None
 
 
-class LogWork(Protocol):
-    """What is done for one log."""
-
-    @property
-    def name(self) -> str:
-        """What it is called, before the number of logs."""
-        ...
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        """Turn the texts that a task has of a log into results; may raise LogError."""
-        ...
-
-
 def run_by_log(
-    spark: SparkSession, store_url: str, items: Sequence[Item], work: LogWork
+    spark: SparkSession, store_url: str, items: Sequence[Item], work: LogWork, what: str
 ) -> tuple[dict[str, LogResults], Retried]:
-    """Do the work as one job, and say what Spark ran again; adjacent items, which belong to one log, stay together."""
+    """Do the work as one job, and say what Spark ran again; adjacent items, which belong to one log, stay together.
+
+    ``what`` names the work, before the number of logs.
+    """
     if not items:
         return {}, Retried()
     costs = [item.cost for item in items]
     tasks = group(items, costs, count_tasks(costs, cores=cores(spark), task_bytes=_TASK_BYTES))
     rows = ((number, item.log, item.text) for number, task in enumerate(tasks) for item in task)
     run = partial(log_task, store_url=check_shared(store_url), work=work)
-    return run_tasks(spark, rows, len(tasks), run, f"{work.name} of {len({item.log for item in items})} logs")
+    return run_tasks(spark, rows, len(tasks), run, f"{what} of {len({item.log for item in items})} logs")
 
 
 def run_tasks(
@@ -247,7 +240,7 @@ def cores(spark: SparkSession) -> int:
 # ---------------------------------------------------------------------- what Spark's own records say
 
 _EVENTS_WAIT_MS = 2_000
-# Of the failures of a stage's attempt, so many are looked at for their executors and reasons; all are counted.
+# Failures of a stage's attempt that are read for their executors and reasons; all are counted.
 _FAILURES_READ_MAX = 200
 _REASON_CHARS_MAX = 300
 _EXECUTOR_LOST = "ExecutorLostFailure"

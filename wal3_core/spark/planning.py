@@ -21,7 +21,7 @@ from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
 from wal3_core.spark.requests import EVERYTHING
-from wal3_core.spark.tasks import LogPiece, count_pieces, cut, open_piece, pieces_of, settling
+from wal3_core.spark.tasks import LogPiece, count_pieces, cut, freezing, open_piece, pieces_of
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
@@ -144,7 +144,7 @@ def tasks_of(
 def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: Span) -> Iterator[pa.RecordBatch]:
     """Read one task's records, verified unless asked not to; an error names the fragment."""
     store, columns = open_store(request.store), arrow_schema(schema)
-    return settling(_read_all(partial(_read_run, store, columns, times, verify=request.verify), partition))
+    return freezing(_read_all(partial(_read_run, store, columns, times, verify=request.verify), partition))
 
 
 def _read_all(read: Callable[[RecordRun], Iterator[pa.RecordBatch]], partition: Runs) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -57,37 +58,26 @@ class PlannedRollUp:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FoldWork:
-    """Fold slices of a dirty log, which are the texts; a result is a list of folded markers."""
-
-    options: RollUpOptions
-    name = "roll-up"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        """Read each slice, and fold all of them together."""
-        rollup = RollUp(store, log, options=self.options)
-        slices = (MarkerRange.from_json(from_text(text, "slice")) for text in texts)
-        folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
-        for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
-            yield to_text({"markers": [each.to_json() for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
+def fold_task(store: ObjectStore, log: str, texts: Sequence[str], *, options: RollUpOptions) -> Iterable[str]:
+    """Fold slices of a dirty log, which are the texts, all of them together; a result is a list of folded markers."""
+    rollup = RollUp(store, log, options=options)
+    slices = (MarkerRange.from_json(from_text(text, "slice")) for text in texts)
+    folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
+    for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
+        yield to_text({"markers": [each.to_json() for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeWork:
-    """Look a marked log up once for all its markers, which are the texts; a result repeats the marker."""
+def probe_task(store: ObjectStore, _log: str, texts: Sequence[str], *, options: RollUpOptions) -> Iterable[str]:
+    """Look a marked log up once for all its markers, which are the texts; a result repeats the marker.
 
-    options: RollUpOptions
-    name = "look-up"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - in each text
-        """Look it up; an error of this log alone is part of the result."""
-        fields = [from_text(text, "marked log") for text in texts]
-        names = [each.string("dirty_log") for each in fields]
-        markers = [Marker.from_json(each.object("marker")) for each in fields]
-        found = probe_log(store, self.options, shared_runtime(), markers)
-        for name, (marker, looked) in zip(names, found, strict=True):
-            yield json.dumps([name, to_text(marker.to_json()), asdict(looked)])
+    An error of this log alone is part of the result.
+    """
+    fields = [from_text(text, "marked log") for text in texts]
+    names = [each.string("dirty_log") for each in fields]
+    markers = [Marker.from_json(each.object("marker")) for each in fields]
+    found = probe_log(store, options, shared_runtime(), markers)
+    for name, (marker, probe) in zip(names, found, strict=True):
+        yield json.dumps([name, to_text(marker.to_json()), asdict(probe)])
 
 
 def plan_rollups(
@@ -107,7 +97,7 @@ def plan_rollups(
     }
     items = [item for marker_range in marker_ranges.values() for item in _slices(marker_range)]
     folded: dict[str, list[Marker]] = {}
-    slices, retried = run_by_log(spark, store_url, items, FoldWork(options))
+    slices, retried = run_by_log(spark, store_url, items, partial(fold_task, options=options), "roll-up")
     for name, found in slices.items():
         if found.refusal is None:
             folds = (from_text(text, "folded") for text in found.results)
@@ -147,7 +137,7 @@ def _probe_all(
         for log, name, marker in marked
     ]
     looked: dict[str, list[tuple[Marker, LogProbe]]] = {}
-    answers, retried = run_by_log(spark, store_url, items, ProbeWork(options))
+    answers, retried = run_by_log(spark, store_url, items, partial(probe_task, options=options), "look-up")
     for found in answers.values():
         if found.refusal is not None:
             # An error of the log alone is a result: this one concerns the store.

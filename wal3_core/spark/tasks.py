@@ -164,7 +164,7 @@ RESULTS = pa.schema(
         pa.field("result", pa.string(), nullable=False),
     ]
 )
-# In place of a log's name: the row says how many attempts of its task were before. Only a repeated task has one.
+# The name of a row that says how many attempts of its task were before. Only a repeated task has one.
 AGAIN = ""
 ROWS_AT_ONCE = 1000
 _TEXT_BYTES_MAX = 4 * 2**20
@@ -208,10 +208,10 @@ def give(results: Iterable[Sequence[Result]]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     earlier = 0 if context is None else context.attemptNumber()
     again: list[Sequence[Result]] = [[(AGAIN, False, str(earlier))]] if earlier else []
-    return settling(batch_of(some, RESULTS) for some in chain(again, results) if some)
+    return freezing(batch_of(some, RESULTS) for some in chain(again, results) if some)
 
 
-def settling(results: Iterable[T]) -> Iterator[T]:
+def freezing(results: Iterable[T]) -> Iterator[T]:
     """Give a task's results; behind the last one, once in a worker, exempt from collection what is loaded by then.
 
     A worker collects garbage when a task ends, and begins its next one only then. With this library loaded, that takes
@@ -220,11 +220,11 @@ def settling(results: Iterable[T]) -> Iterator[T]:
     yield from results
     # Elsewhere, in a driver or a test, what lives is not ours to exempt.
     if TaskContext.get() is not None:
-        _settle()
+        _freeze()
 
 
 @cache
-def _settle() -> None:
+def _freeze() -> None:
     # Once in a process: what each task leaves in cycles must stay subject to collection.
     gc.collect()
     gc.freeze()

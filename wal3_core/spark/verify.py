@@ -197,7 +197,7 @@ def _fetched(reader: LogReader, log: str, pointer: FragmentPointer) -> _Read:
     return log, pointer, found if isinstance(found, LogError) else None
 
 
-# About the size of a snapshot of full fragments, which one task reads.
+# A task's bytes, by default: about those of a snapshot of full fragments.
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3

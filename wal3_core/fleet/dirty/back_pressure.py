@@ -175,10 +175,9 @@ def measure(
     manifests = ManifestStore(with_retries(log_store(store, log), runtime, retry), runtime, retry)
     manifest = manifests.load().manifest
     policy = PolicyStore(store, log, runtime=runtime, retry=retry, log_id=manifest.log_id).saved()
-    # As if nothing was processed.
-    most = pressure_of(log, manifest, None, policy, unprocessed_max)
-    if not whole and not most.over:
-        return most
+    if_none_processed = pressure_of(log, manifest, None, policy, unprocessed_max)
+    if not whole and not if_none_processed.over:
+        return if_none_processed
     return pressure_of(log, manifest, _cursors(manifests, runtime, retry), policy, unprocessed_max)
 
 

@@ -51,7 +51,7 @@ _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.
 _LINGER_SHARE = 0.05
 _LINGER_S_MAX = 0.002
-# In place of a store: outcomes of markers share workers only with each other.
+# A share's name, in place of a store: outcomes of markers share workers only with each other.
 _MARKS = "marks"
 # The pause before another lane is tried, after one that could not be opened.
 _OPEN_AGAIN_S = 5.0
