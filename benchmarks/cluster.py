@@ -36,11 +36,10 @@ from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, WriterOptions, list_logs, open_store
 from wal3_core.model.snapshot import count_fragments
 from wal3_core.spark import planning, register, verify, verify_logs
-from wal3_core.spark.bounds import EVERYTHING, Bounds
 from wal3_core.spark.columns import COLUMNS, spark_schema
-from wal3_core.spark.requests import ReadRequest
+from wal3_core.spark.requests import EVERYTHING, Bounds, ReadRequest
 from wal3_core.spark.source import LogSourceReader
-from wal3_core.spark.tasks import count_pieces, cut
+from wal3_core.spark.tasks import count_pieces, cut, work_table
 from wal3_core.spark.verify import PARTITION_BYTES
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def plan(url: str, count: int) -> None:
     began = time.perf_counter()
     pieces = verify.plan_log(store, "a").pieces
     number = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
-    rows = verify.work_table(cut(store, pieces, count=number))
+    rows = work_table(verify.work_of(cut(store, pieces, count=number)))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
     began = time.perf_counter()
     request = ReadRequest.from_options({"store": url, "log": "a"})

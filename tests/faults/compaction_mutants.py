@@ -57,7 +57,7 @@ COMPACTION_MUTANTS = (
         "_1.digest != self._record.policy",
         "_1.digest == self._record.token",
     ),
-    Mutation("tombstones expire without a mark", "read_scope", "min(extent.limit, _)", "extent.limit"),
+    Mutation("tombstones expire without a mark", "read_scope", "min(limit, _)", "limit"),
     Mutation(
         "marks are not waited for", "Compaction.expired_below", "mark.timestamp_us <= _", "mark.timestamp_us <= now_us"
     ),

@@ -88,8 +88,8 @@ MARKING_MUTANTS = (
     Mutation(
         "what was not committed yet counts as decided",
         "decide",
-        "None if looked.sealed else _1",
-        "None if looked.next else _1",
+        "None if probe.sealed else _1",
+        "None if probe.next else _1",
     ),
     Mutation(
         "a log that was not handed out is not marked any more",
@@ -112,9 +112,9 @@ MARKING_MUTANTS = (
     ),
     Mutation(
         "a fleet counts more open logs than it has",
-        "Slots.full",
-        "_1 >= self._logs_open_max",
-        "_1 > self._logs_open_max",
+        "OpenLogs._use",
+        "_1 >= self._options.logs_open_max",
+        "_1 > self._options.logs_open_max",
     ),
     Mutation("a caller that waits for room in a fleet is not woken", "OpenLogs._end", "self._wake()"),
     Mutation(

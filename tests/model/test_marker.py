@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.fleet.dirty.rollup_plan import marker_from_json, marker_to_json
 from wal3_core.model.marker import Marker, fold
 from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import LogId
@@ -102,7 +101,7 @@ def test_folded_marker_spans_all_that_its_markers_span(markers: list[Marker]) ->
         new = OffsetRanges.of((each.start, each.limit.offset) for each in own if not each.reinsertions)
         again = sum(each.num_records for each in own if each.reinsertions)
         assert folded.num_records == again + sum(limit - start for start, limit in new.ranges)
-        assert marker_from_json(Fields(marker_to_json(folded), "a marker")) == folded
+        assert Marker.from_json(Fields(folded.to_json(), "a marker")) == folded
         again = folded.reinserted()
         assert again.num_records == min(folded.num_records, folded.limit.offset - folded.start)
         assert again.reinsertions == folded.reinsertions + 1

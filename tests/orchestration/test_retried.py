@@ -54,7 +54,7 @@ def test_failed_tasks_of_a_sweep_are_shown_by_its_sum_and_its_checks(
     known: list[str], run: Run, monkeypatch: pytest.MonkeyPatch, sweep: str, check: str
 ) -> None:
     assert known
-    let_first_attempts_fail(monkeypatch, jobs, "collect_task")
+    let_first_attempts_fail(monkeypatch, jobs, "log_task")
 
     result = run(f"{sweep}_sweep", RunRequest(), ON_SPARK)
 

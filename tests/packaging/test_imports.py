@@ -44,6 +44,7 @@ def imported_by(code: str, **environment: str) -> set[str]:
         ("import wal3_core", set[str]()),
         ("import wal3_core; wal3_core.InvalidRequestError", set[str]()),
         ("from wal3_core import open_store; open_store('file:///tmp')", set[str]()),
+        ("from wal3_core import FleetOptions, Pressure", set[str]()),
         (LIBRARY, {"pyarrow", "numpy"}),
         (CLI.format(arguments=["--help"]), {"click"}),
         (CLI.format(arguments=["--version"]), {"click"}),

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 import wal3_core.spark.collect as collect_module
 from tests.stores import FaultyStore
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect_task import DeleteWork
+from wal3_core.spark.collect import delete_task
 from wal3_core.spark.session import session_conf, use_this_python
 
 if TYPE_CHECKING:
@@ -33,18 +32,13 @@ MARKS_VARIABLE = "WAL3_TEST_MARKS"
 DELETES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DyingWork:
-    """Kills its process at the third delete of each task's first attempt."""
-
-    options: CollectorOptions
-    name = "deletion"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        work, context = DeleteWork(self.options), TaskContext.get()
-        assert context is not None
-        (Path(os.environ[MARKS_VARIABLE]) / f"{context.taskAttemptId()}.{context.attemptNumber()}").touch()
-        return work(store if context.attemptNumber() else FaultyStore(store, before=_DieAtThird()), log, texts)
+def dying_task(store: ObjectStore, log: str, texts: Sequence[str], *, options: CollectorOptions) -> Iterable[str]:
+    """Delete as the library does; kill the process at the third delete of each task's first attempt."""
+    context = TaskContext.get()
+    assert context is not None
+    (Path(os.environ[MARKS_VARIABLE]) / f"{context.taskAttemptId()}.{context.attemptNumber()}").touch()
+    store = store if context.attemptNumber() else FaultyStore(store, before=_DieAtThird())
+    return delete_task(store, log, texts, options=options)
 
 
 class _DieAtThird:
@@ -66,7 +60,7 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    collect_module.DeleteWork = DyingWork
+    collect_module.delete_task = dying_task
     options = CollectorOptions(interval_s=0)
     with ThreadPoolExecutor(2) as threads:
         jobs = [threads.submit(collect_module.delete_objects, spark, url, [(log, path)], options) for _ in range(2)]

@@ -19,7 +19,7 @@ import wal3_core.spark.compact as compact_module
 from tests.spec.compacting import LOG, OPTIONS
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.spark.compact_task import merge_task, read_keys
+from wal3_core.spark.compact import merge_task, read_keys
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.open_store import open_store
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from wal3_core.compaction.merge import Merging
-    from wal3_core.spark.compact_task import PassTask
+    from wal3_core.spark.compact import PassTask
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
 TOKEN = "00000000000000aa"

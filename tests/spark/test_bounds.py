@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from wal3_core.spark.bounds import Bounds, apply_filter
+from wal3_core.spark.requests import Bounds, apply_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

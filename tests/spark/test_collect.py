@@ -23,7 +23,7 @@ from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fr
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.collect_task import to_text
+from wal3_core.spark.tasks import to_text
 from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:

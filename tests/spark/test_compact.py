@@ -27,7 +27,7 @@ from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import parquet
 from wal3_core.model.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.spark import compact_task
+from wal3_core.spark import compact as compact_module
 from wal3_core.spark.compact import SparkEngine, find_losses
 from wal3_core.storage.documents.policy_store import PolicyStore
 
@@ -184,13 +184,13 @@ def test_losses_are_those_of_one_process_to_the_row(spark: SparkSession, seed: i
     names = ["seq_no", "offset", "key", "tombstone"]
     types = [pa.uint64(), pa.uint64(), pa.large_binary(), pa.bool_()]
     table = pa.table([pa.array(column, of) for column, of in zip(columns, types, strict=True)], names=names)
-    marked = [
-        compact_task._marked(table.filter(pa.compute.equal(table["seq_no"], seq_no)))
+    compared = [
+        compact_module._compared(table.filter(pa.compute.equal(table["seq_no"], seq_no)))
         for seq_no in sorted(set(columns[0]))
     ]
 
     expected = find_losses_here(table, expired_below=70)
-    found = find_losses(spark.createDataFrame(pa.concat_tables(marked)), expired_below=70, tasks=3).toArrow()
+    found = find_losses(spark.createDataFrame(pa.concat_tables(compared)), expired_below=70, tasks=3).toArrow()
 
     assert found.cast(LOSSES).sort_by("offset") == expected
     assert {2, 1} == set(expected["reason"].to_pylist())

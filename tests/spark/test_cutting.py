@@ -14,11 +14,10 @@ from wal3_core import LogReader, MemoryStore
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.spark.bounds import Bounds, Span
 from wal3_core.spark.planning import plan_log, reader_of
-from wal3_core.spark.tasks import cost, cut, group
-from wal3_core.spark.verify import work_table
-from wal3_core.spark.verify_task import ROWS_AT_ONCE
+from wal3_core.spark.requests import Bounds, Span
+from wal3_core.spark.tasks import ROWS_AT_ONCE, cost, cut, group, work_table
+from wal3_core.spark.verify import work_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,8 +140,10 @@ def test_the_work_of_a_verification_has_a_row_for_each_piece_of_each_log(long_lo
     numbered = [(task, replace(piece, log=log)) for log in ("a", "b", "c") for task, piece in pieces]
     assert len(numbered) > 2 * ROWS_AT_ONCE
 
-    work = work_table(numbered)
+    work = work_table(work_of(numbered))
 
-    found = [(row["task"], row["log"], row["log_id"], json.loads(row["pointer"])) for row in work.to_pylist()]
-    assert found == [(task, each.log, each.log_id, each.pointer.to_json()) for task, each in numbered]
-    assert work["opened"].to_pylist() == [each.opened for _, each in numbered]
+    found = [(row["task"], row["log"], json.loads(row["text"])) for row in work.to_pylist()]
+    assert found == [
+        (task, each.log, {"log_id": each.log_id, "pointer": each.pointer.to_json(), "opened": each.opened})
+        for task, each in numbered
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.connect.shell.progress import StageInfo
 
 from tests.spark.failing_once import WHY, let_first_attempts_fail
 from tests.spark.logs import fill
@@ -17,8 +18,7 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.retried import Retried
 from wal3_core.spark import SparkEngine, compact, jobs, verify, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.job_records import reason_of
-from wal3_core.spark.jobs import ConnectProgress
+from wal3_core.spark.jobs import ConnectProgress, reason_of
 from wal3_core.spark.rollup import plan_rollups
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_jobs_in_which_nothing_fails_say_so_whatever_failed_before(
 ) -> None:
     fill(local_store, "a", fragments=3)
     with monkeypatch.context() as patch:
-        let_first_attempts_fail(patch, jobs, "collect_task")
+        let_first_attempts_fail(patch, jobs, "log_task")
         first = plan_collections(spark, local_store.url, ["a"])
 
     second = plan_collections(spark, local_store.url, ["a"])
@@ -79,7 +79,7 @@ def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
 ) -> None:
     make_logs(local_store)
     LogWriter.initialize(local_store, "dirty/server")
-    let_first_attempts_fail(monkeypatch, jobs, "collect_task")
+    let_first_attempts_fail(monkeypatch, jobs, "log_task")
     let_first_attempts_fail(monkeypatch, compact, "merge_task")
 
     compacted = KeyCompactor(local_store, LOG, engine=SparkEngine(spark)).compact(force=True)
@@ -100,7 +100,7 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_logs(local_store)
-    for module, task in ((verify, "verify_task"), (jobs, "collect_task"), (compact, "merge_task")):
+    for module, task in ((verify, "verify_task"), (jobs, "log_task"), (compact, "merge_task")):
         let_first_attempts_fail(monkeypatch, module, task)
     # As in a client of Spark Connect, for this module alone, whose server says nothing of progress.
     monkeypatch.setattr(jobs, "is_remote", lambda: True)
@@ -118,39 +118,34 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     assert compacted.num_superseded == 3
 
 
-@dataclass(frozen=True)
-class Stage:
+def stage(stage_id: int, num_tasks: int, num_completed_tasks: int, *, done: bool = True) -> StageInfo:
     """A stage as a server of Spark Connect shows it."""
-
-    stage_id: int
-    num_tasks: int
-    num_completed_tasks: int
-    done: bool = True
+    return StageInfo(stage_id, num_tasks, num_completed_tasks, 0, done)
 
 
 # What servers on two workers said last: of queries in which an executor was killed, and in which none was.
 _SAID = [
-    ("verification", 2, 1, [Stage(0, 2, 2), Stage(1, 2, 1), Stage(2, 2, 4)]),
-    ("compaction", 2, 3, [Stage(20, 2, 1), Stage(21, 2, 1), Stage(17, 2, 0, done=False), Stage(22, 4, 2),
-                          Stage(16, 2, 2), Stage(23, 1, 3), Stage(19, 4, 4)]),
-    ("nothing again", 0, 0, [Stage(5, 2, 2), Stage(10, 2, 0, done=False), Stage(11, 2, 2), Stage(15, 1, 1)]),
-    ("ended early, as not needed", 0, 0, [Stage(5, 2, 2), Stage(6, 8, 3)]),
-    ("not yet said to have ended", 0, 0, [Stage(5, 2, 2), Stage(6, 2, 1, done=False)]),
+    ("verification", 2, 1, [stage(0, 2, 2), stage(1, 2, 1), stage(2, 2, 4)]),
+    ("compaction", 2, 3, [stage(20, 2, 1), stage(21, 2, 1), stage(17, 2, 0, done=False), stage(22, 4, 2),
+                          stage(16, 2, 2), stage(23, 1, 3), stage(19, 4, 4)]),
+    ("nothing again", 0, 0, [stage(5, 2, 2), stage(10, 2, 0, done=False), stage(11, 2, 2), stage(15, 1, 1)]),
+    ("ended early, as not needed", 0, 0, [stage(5, 2, 2), stage(6, 8, 3)]),
+    ("not yet said to have ended", 0, 0, [stage(5, 2, 2), stage(6, 2, 1, done=False)]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("num_tasks", "num_stages", "stages"), [each[1:] for each in _SAID], ids=[e[0] for e in _SAID])
 def test_client_of_spark_connect_counts_tasks_beyond_those_of_the_stages(
-    num_tasks: int, num_stages: int, stages: list[Stage]
+    num_tasks: int, num_stages: int, stages: list[StageInfo]
 ) -> None:
     progress = ConnectProgress()
 
     progress(stages=stages[:1], operation_id="one", inflight_tasks=1, done=False)
     progress(stages=stages, operation_id="one", inflight_tasks=0, done=True)
-    progress(stages=[Stage(90, 1, 2)], operation_id="other", inflight_tasks=0, done=True)
+    progress(stages=[stage(90, 1, 2)], operation_id="other", inflight_tasks=0, done=True)
     # Of another thread's query, in the same session.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(progress, stages=[Stage(91, 1, 7)], operation_id="third", done=True).result()
+        thread.submit(progress, stages=[stage(91, 1, 7)], operation_id="third", done=True).result()
 
     assert progress.retried() == Retried(num_tasks=num_tasks + 1, num_stages=num_stages, attempts_only=True)
 

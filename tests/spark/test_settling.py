@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from wal3_core.spark.task_context import settling
+from wal3_core.spark.tasks import freezing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 def test_a_process_that_is_no_worker_is_left_alone() -> None:
     before = gc.get_freeze_count()
-    assert list(settling(iter([1, 2]))) == [1, 2]
+    assert list(freezing(iter([1, 2]))) == [1, 2]
     assert gc.get_freeze_count() == before
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_worker_settles_behind_the_last_result_and_only_once(spark: SparkSession) -> None:
+def test_a_worker_freezes_behind_the_last_result_and_only_once(spark: SparkSession) -> None:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        results = settling(iter(list(batches)))
+        results = freezing(iter(list(batches)))
         counts = [gc.get_freeze_count()]
         yield from results
         counts.append(gc.get_freeze_count())
         # Of a later task: it stays subject to collection.
         kept = [[] for _ in range(1000)]
-        list(settling(iter(kept)))
+        list(freezing(iter(kept)))
         counts.append(gc.get_freeze_count())
         yield pa.record_batch({"count": pa.array(counts, pa.int64())})
 

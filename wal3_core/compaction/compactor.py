@@ -1,4 +1,4 @@
-"""Compacts one log by key: plan, merge, install, mark what was replaced for deletion. Appends go on meanwhile.
+"""Compacts one log by key: plan, merge, install, name what was replaced as garbage. Appends go on meanwhile.
 
 A pass that dies leaves orphans, and an announcement that the next pass replaces. Source: docs/protocol.md, "Key
 compaction".
@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes
 from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
-from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
-from wal3_core.compaction.installing import Done, Installer
+from wal3_core.compaction.installing import Installer
 from wal3_core.compaction.merge import Merging
 from wal3_core.compaction.receipt import Receipt, receipt_of
 from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyCompactorOptions, KeyInstallReport
-from wal3_core.compaction.scope import Scope, check_has_passes, outline, read_scope
-from wal3_core.compaction.selection import Found, KeyRollups, find_all, select_rows
+from wal3_core.compaction.scope import PassScope, check_has_passes, outline, read_scope
+from wal3_core.compaction.selection import (
+    Group,
+    KeyRollups,
+    PassLosses,
+    find_all,
+    group,
+    leaves_out,
+    select_rows,
+    within_record,
+)
 from wal3_core.compaction.verifying import Verification, verify_pass
 from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
@@ -36,7 +44,7 @@ from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from wal3_core.compaction.merge import Merged
     from wal3_core.model.policy import Policy
@@ -53,22 +61,13 @@ class _Prepared:
     """
 
     plan: KeyCompactionPlan
-    scope: Scope
+    scope: PassScope
     policy: Policy
     groups: tuple[Group, ...]
-    found: Found[Any] | None
+    found: PassLosses[Any] | None
     rollups: KeyRollups
     partial: bool = False
     skips: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What a pass did before its install, and its record; None when nothing is to be installed."""
-
-    report: KeyCompactionReport
-    rollups: KeyRollups
-    record: PassRecord | None = None
 
 
 class KeyCompactor:
@@ -128,7 +127,7 @@ class KeyCompactor:
         """
         return outline(self.log, *self._scope(limit_offset))
 
-    def _scope(self, limit_offset: int | None) -> tuple[Scope, Policy]:
+    def _scope(self, limit_offset: int | None) -> tuple[PassScope, Policy]:
         policy = self._stores.policies.load()
         check_has_passes(policy, self._stores.url, self.log)
         return read_scope(self._stores, policy, limit_offset), policy
@@ -147,7 +146,7 @@ class KeyCompactor:
         found = find_all(scope, selected, work, rollups.columns)
         target = policy.compaction_limits.compacted_fragment_bytes
         every = tuple(group(scope.fragments, found.counts, bytes_target=target, arranged_limit=scope.arranged_limit))
-        groups = tuple(that_fit(every))
+        groups = tuple(within_record(every))
         members = [member for each in groups for member in each.members]
         plan = replace(
             plan,
@@ -184,11 +183,12 @@ class KeyCompactor:
             self._stores.policies.align_keyed()
         cause, overtaken = "", 0
         for _ in range(self._options.plans_max):
-            made = self._again(partial(self._pass, limit_offset, force=force, write=not dry_run, progress=progress))
-            report = replace(made.report, num_overtaken=overtaken)
-            if made.record is None:
+            work = partial(self._pass, limit_offset, force=force, write=not dry_run, progress=progress)
+            report, record, rollups = self._again(work)
+            report = replace(report, num_overtaken=overtaken)
+            if record is None:
                 return report
-            installed = self._install(made.record, made.rollups)
+            installed = self._install(record, rollups)
             if installed.overtaken is None:
                 return replace(report, installed=True, garbage=installed.garbage)
             cause, overtaken = installed.overtaken, overtaken + 1
@@ -210,7 +210,7 @@ class KeyCompactor:
         dropped leaves orphans.
         """
         self._stores.policies.align_keyed()
-        return self._again(partial(self._pass, limit_offset, force=force, write=True, progress=progress)).report
+        return self._again(partial(self._pass, limit_offset, force=force, write=True, progress=progress))[0]
 
     @checked(token=given_token)
     def install(self, token: str) -> KeyInstallReport:
@@ -224,36 +224,42 @@ class KeyCompactor:
         if not self._passes.is_installed(record):
             return self._install(record, KeyRollups(self._stores, self._options))
         replaced = tuple(member.path for each in record.replacements for member in each.members)
-        # The process that installed it may have died before it marked these.
-        garbage = () if not replaced or self._passes.is_marked(token) else self._mark(replaced, token)
+        # The process that installed it may have died before it named these as garbage.
+        garbage = () if not replaced or self._passes.is_marked(token) else self._write_garbage(replaced, token)
         return KeyInstallReport(log=self.log, record=record, repeated=True, garbage=garbage)
 
     def _install(self, record: PassRecord, rollups: KeyRollups) -> KeyInstallReport:
-        outcome = Installer(self._stores, self._options, record).install()
-        if isinstance(outcome, Done):
-            rollups.leave(outcome.manifest, record.limit)
-            return KeyInstallReport(log=self.log, record=record, garbage=self._mark(outcome.replaced, record.token))
-        return KeyInstallReport(log=self.log, record=record, overtaken=outcome.cause)
+        installer = Installer(self._stores, self._options, record)
+        outcome = installer.install()
+        if isinstance(outcome, str):
+            return KeyInstallReport(log=self.log, record=record, overtaken=outcome)
+        rollups.leave(outcome, record.limit)
+        return KeyInstallReport(
+            log=self.log, record=record, garbage=self._write_garbage([*installer.replaced], record.token)
+        )
 
     def _pass(
         self, limit_offset: int | None, *, force: bool, write: bool, progress: Callable[[int, int], None]
-    ) -> _Pass:
+    ) -> tuple[KeyCompactionReport, PassRecord | None, KeyRollups]:
         """Plan and merge, and write the record if anything is to be installed."""
         with self._engine.open(self._stores, self._options) as work:
             prepared = self._prepare(work, limit_offset, force=force)
             if prepared.plan.due is None:
-                return _Pass(KeyCompactionReport(plan=prepared.plan, proof=Proof()), prepared.rollups)
+                return KeyCompactionReport(plan=prepared.plan, proof=Proof()), None, prepared.rollups
             token = self._runtime.token()
             merging = Merging(token=token, write=write, arrange=prepared.policy.arrange_by_key)
             assert prepared.found is not None
+            merged: list[Merged] = []
             groups = work.merge(prepared.groups, prepared.found.losses, merging)
-            merged = _watched(groups, len(prepared.groups), progress)
+            for number, replacements in enumerate(groups, start=1):
+                merged += replacements
+                progress(number, len(prepared.groups))
         report = replace(_report(prepared, merged), retried=work.retried)
         if not write:
-            return _Pass(report, prepared.rollups)
+            return report, None, prepared.rollups
         record = _record(prepared, merged, report, token)
         self._passes.write(record)
-        return _Pass(replace(report, token=token), prepared.rollups, record)
+        return replace(report, token=token), record, prepared.rollups
 
     def _again(self, work: Callable[[], T]) -> T:
         """Do work, again each time that an object which it was to read was replaced meanwhile."""
@@ -292,8 +298,8 @@ class KeyCompactor:
             for pointer in select(manifest.pointers, None, UNLIMITED, self._stores.snapshots.load)
             if pointer.start.offset < record.limit
         ]
-        most, log_id = self._options.fragment_expanded_bytes_max, manifest.log_id
-        return verify_pass(self._stores.objects, self.log, record, held, log_id=log_id, expanded_bytes_max=most)
+        bytes_max, log_id = self._options.fragment_expanded_bytes_max, manifest.log_id
+        return verify_pass(self._stores.objects, self.log, record, held, log_id=log_id, expanded_bytes_max=bytes_max)
 
     @checked(token=given_token)
     def record(self, token: str) -> PassRecord:
@@ -305,8 +311,8 @@ class KeyCompactor:
         """Say which records of a key were dropped, as far as is known, and what became of their objects."""
         return receipt_of(self._stores.objects, self._passes, self._stores.manifests.load().manifest.compaction, key)
 
-    def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
-        """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""
+    def _write_garbage(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
+        """Name what was replaced in garbage documents, for deletion; what a failure leaves out is found as orphans."""
         collector = Collector(self._store, self.log, runtime=self._runtime, log_id=self._stores.manifests.log_id())
         parts = [replaced[at : at + POINTERS_MAX] for at in range(0, len(replaced), POINTERS_MAX)]
         marked = []
@@ -321,15 +327,6 @@ class KeyCompactor:
                 break
             marked += [outcome.path] if isinstance(outcome, MarkedGarbage) else []
         return tuple(marked)
-
-
-def _watched(merging: Iterable[Sequence[Merged]], total: int, progress: Callable[[int, int], None]) -> list[Merged]:
-    """Merge all groups, and report each."""
-    done: list[Merged] = []
-    for number, merged in enumerate(merging, start=1):
-        done += merged
-        progress(number, total)
-    return done
 
 
 def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionReport:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from wal3_core.model.position import FragmentSeqNo
 
+    Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
 # One row for each keyed record that was looked at; ``seq_no`` is its fragment's.
 ROWS = pa.schema(
     [("seq_no", pa.uint64()), ("offset", pa.uint64()), ("key", pa.large_binary()), ("tombstone", pa.bool_())]
@@ -42,24 +44,27 @@ def find_losses(rows: pa.Table, *, expired_below: int) -> pa.Table:
     A tombstone below the offset ``expired_below`` is dropped if it is its key's only record. The rows hold every record
     of each key that has a record in them, or at least its newest one and those to drop.
     """
-    rows = rows.combine_chunks()
     if not len(rows):
         return LOSSES.empty_table()
-    encoded = rows["key"].combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    offsets = rows["offset"].to_numpy()
-    newest = np.zeros(len(encoded.dictionary), dtype=np.uint64)
-    oldest = np.zeros_like(newest)
-    # Of several values for one place numpy keeps the last: with rising offsets that of the newest record.
-    newest[codes] = offsets
-    oldest[codes[::-1]] = offsets[::-1]
-    superseded = offsets < newest[codes]
-    alone = oldest[codes] == newest[codes]
+    rows = rows.combine_chunks()
+    offsets, newest, oldest = ends_of_keys(rows)
+    superseded, alone = offsets < newest, oldest == newest
     tombstones = rows["tombstone"].to_numpy(zero_copy_only=False)
     expired = tombstones & alone & (offsets < expired_below)
     lost = np.flatnonzero(superseded | expired)
     reasons = np.where(superseded[lost], DropReason.SUPERSEDED, DropReason.EXPIRED).astype(np.uint8)
     return pa.table([rows["seq_no"].take(lost), pa.array(offsets[lost]), pa.array(reasons)], schema=LOSSES)
+
+
+def ends_of_keys(rows: pa.Table) -> tuple[Offsets, Offsets, Offsets]:
+    """Return each row's offset, and the newest and the oldest one of its key among ``rows``, whose offsets rise."""
+    encoded = rows["key"].combine_chunks().dictionary_encode()
+    codes, offsets = encoded.indices.to_numpy(zero_copy_only=False), rows["offset"].to_numpy()
+    newest, oldest = np.zeros((2, len(encoded.dictionary)), dtype=np.uint64)
+    # Of several values for one place numpy keeps the last: with rising offsets that of the newest record.
+    newest[codes] = offsets
+    oldest[codes[::-1]] = offsets[::-1]
+    return offsets, newest[codes], oldest[codes]
 
 
 @dataclass(frozen=True, slots=True)

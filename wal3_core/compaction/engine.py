@@ -19,17 +19,18 @@ from wal3_core.storage.object_store import share_of
 from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from wal3_core.compaction.dropped import LossCount
-    from wal3_core.compaction.grouping import Group
     from wal3_core.compaction.merge import Merged, Merging
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.compaction.retried import Retried
+    from wal3_core.compaction.selection import Group
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.runtime import Runtime
 
     Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -105,18 +106,14 @@ class LocalWork:
 
     def rows(self, fragments: Sequence[FragmentPointer]) -> pa.Table:
         """Read the keys of fragments, some at a time."""
-        count, share = self._options.requests_ahead, self._columns.share
-        read = map_ahead(self._runtime, self._read, fragments, count=count, share=share)
-        return pa.concat_tables([ROWS.empty_table(), *read])
-
-    def _read(self, fragment: FragmentPointer) -> pa.Table:
-        return keyed_rows(self._columns.read(fragment), fragment)
+        count = self._options.requests_ahead
+        return pa.concat_tables([ROWS.empty_table(), *read_keyed(self._columns, fragments, self._runtime, count=count)])
 
     def hashes(self, rows: pa.Table, *, tombstones_below: int | None = None) -> Hashes:
         """Hash the keys."""
         if tombstones_below is not None:
-            marked = rows["tombstone"].to_numpy() & (rows["offset"].to_numpy() < tombstones_below)
-            rows = rows.filter(pa.array(marked))
+            below = rows["tombstone"].to_numpy() & (rows["offset"].to_numpy() < tombstones_below)
+            rows = rows.filter(pa.array(below))
         return np.unique(hash_keys(rows["key"]))
 
     def losses(self, rows: Sequence[pa.Table], *, expired_below: int) -> pa.Table:
@@ -130,7 +127,7 @@ class LocalWork:
 
     def merge(self, groups: Sequence[Group], losses: pa.Table, merging: Merging) -> Iterator[Sequence[Merged]]:
         """Merge the groups, some at a time."""
-        merger = Merger.of(self._options, self._objects, self._runtime, merging)
+        merger = Merger(self._objects, self._runtime, self._options, merging)
         offsets = losses["offset"].to_numpy()
 
         def merged(group: Group) -> Sequence[Merged]:
@@ -143,9 +140,15 @@ class LocalWork:
         yield from map_ahead(self._runtime, merged, groups, count=count, share=share)
 
 
-def keyed_rows(table: pa.Table, fragment: FragmentPointer) -> pa.Table:
-    """Make ``ROWS`` of a fragment's key columns: those of its records that have a key."""
-    keyed = table.filter(table["key"].is_valid())
-    seq_nos = pa.array(np.full(len(keyed), fragment.seq_no, dtype=np.uint64))
-    columns = [seq_nos, keyed["offset"], keyed["key"].cast(pa.large_binary()), keyed["tombstone"]]
-    return pa.table(columns, schema=ROWS)
+def read_keyed(
+    columns: KeyColumns, fragments: Iterable[FragmentPointer], runtime: Runtime, *, count: int
+) -> Iterator[pa.Table]:
+    """Yield ``ROWS`` of the records of each fragment that have a key, while ``count`` fragments are read at a time."""
+
+    def read(fragment: FragmentPointer) -> pa.Table:
+        table = columns.read(fragment)
+        keyed = table.filter(table["key"].is_valid())
+        seq_nos = pa.array(np.full(len(keyed), fragment.seq_no, dtype=np.uint64))
+        return pa.table([seq_nos, keyed["offset"], keyed["key"].cast(pa.large_binary()), keyed["tombstone"]], ROWS)
+
+    return map_ahead(runtime, read, fragments, count=count, share=columns.share)

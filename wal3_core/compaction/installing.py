@@ -7,7 +7,6 @@ sees the other. Appends go on meanwhile. Keeps INV-41 and INV-44. Source: docs/p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.compaction.scope import cursor_offsets
@@ -31,21 +30,6 @@ if TYPE_CHECKING:
 _CLOCKS_APART_S = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The manifest has the result; nothing leads to ``replaced`` any more."""
-
-    manifest: Manifest
-    replaced: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Overtaken:
-    """Nothing was installed, and nothing will be: plan again."""
-
-    cause: str
-
-
 class Installer:
     """Installs one pass, of which the log holds the record."""
 
@@ -56,7 +40,8 @@ class Installer:
         self._record = record
         self._token = record.token
         self._uploaded: set[str] = set()
-        self._replaced: dict[str, None] = {}
+        # What nothing leads to any more, once it is installed: an ordered set of paths.
+        self.replaced: dict[str, None] = {}
         # The announcement after which cursors and policy were read.
         self._checked: CompactionAnnouncement | None = None
         self._announced_us = 0
@@ -64,16 +49,19 @@ class Installer:
         self._since_s = 0.0
         self._since_us = 0
 
-    def install(self) -> Done | Overtaken:
-        """Install the replacements, and that everything below the pass's limit is clean, or arranged by key."""
+    def install(self) -> Manifest | str:
+        """Install the replacements, and that everything below the pass's limit is clean, or arranged by key.
+
+        Returns the manifest with that, or why nothing was installed, and nothing ever will be.
+        """
         cause = self._announce()
         if cause is not None:
-            return Overtaken(cause)
+            return cause
         for _ in range(self._options.rebases_max):
             base = self._manifests.load()
             if base.manifest.compaction.token == self._token:
                 # A CAS of ours without an answer was applied.
-                return Done(base.manifest, tuple(self._replaced))
+                return base.manifest
             cause = self._hindrance(base.manifest)
             if cause is not None:
                 return self._withdrawn(base, cause)
@@ -82,7 +70,7 @@ class Installer:
             except InvalidRequestError as error:
                 return self._withdrawn(base, str(error))
             if installed is not None:
-                return Done(installed.manifest, tuple(self._replaced))
+                return installed.manifest
         message = f"log {self._stores.url}: not compacted: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
@@ -95,17 +83,16 @@ class Installer:
         """
         # No cursor needs to withdraw what drops nothing: one of a writer is only ever put at the log's end.
         limit = 0 if self._record.keeps_all else self._record.limit
-
-        def announced(manifest: Manifest) -> Manifest:
-            return manifest.announce_compaction(self._token, limit)
-
         base = self._manifests.load()
         cause = self._outdated(base.manifest)
         if cause is not None:
             # Announced, it would withdraw a pass that can still be installed.
             return cause
-        self._manifests.change(base, announced, rebases_max=self._options.rebases_max)
-        # Before the store's time is asked for: the mark is never earlier than the install, but for a moment.
+        rebases_max = self._options.rebases_max
+        self._manifests.change(
+            base, lambda manifest: manifest.announce_compaction(self._token, limit), rebases_max=rebases_max
+        )
+        # Before the store's time is asked for: the clean mark is never earlier than the install, but for a moment.
         self._since_s, self._since_us = self._stores.runtime.monotonic_s(), self._stores.runtime.now_us()
         self._announced_us = self._manifests.changed_us()
         return None
@@ -144,13 +131,13 @@ class Installer:
             return "orphans were marked for deletion"
         return None
 
-    def _withdrawn(self, base: Installed, cause: str) -> Overtaken:
+    def _withdrawn(self, base: Installed, cause: str) -> str:
         def withdraw(manifest: Manifest) -> Manifest | None:
             ours = manifest.compacting is not None and manifest.compacting.token == self._token
             return manifest.withdraw_compaction() if ours else None
 
         self._manifests.change(base, withdraw, rebases_max=self._options.rebases_max)
-        return Overtaken(cause)
+        return cause
 
     # ------------------------------------------------------------------ install
 
@@ -169,7 +156,7 @@ class Installer:
         # Snapshots first: the manifest must not refer to missing objects.
         self._upload(spliced)
         # What was tried before may be what was applied: whatever nothing leads to in the end is deleted.
-        self._replaced |= dict.fromkeys(spliced.replaced)
+        self.replaced |= dict.fromkeys(spliced.replaced)
         limit, swept = (0, 0) if record.partial or record.keeps_all else (record.limit, record.expired_below)
         compaction = base.manifest.compaction.passed(
             self._token, limit, self._now_us(), swept=swept, arranged=record.arranged

@@ -27,14 +27,15 @@ from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.object_store import share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.strict_json import Fields, JsonObject
-    from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+
+    _LeftOut = dict[DropReason, tuple[Setsum, pa.Table]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,33 +91,14 @@ class Merging:
     arrange: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Merger:
-    """Merges groups of one pass. ``objects`` are the log's. Without ``write`` nothing is uploaded.
-
-    With ``arrange`` it arranges what it writes by key.
-    """
+    """Merges groups of one pass. ``objects`` are the log's."""
 
     objects: ObjectStore
     runtime: Runtime
-    retry: RetryOptions
-    token: str
-    expanded_bytes_max: int
-    write: bool = True
-    arrange: bool = False
-
-    @classmethod
-    def of(cls, options: KeyCompactorOptions, objects: ObjectStore, runtime: Runtime, merging: Merging) -> Merger:
-        """Make one for a pass that runs with these options."""
-        return cls(
-            objects=objects,
-            runtime=runtime,
-            retry=options.retry,
-            token=merging.token,
-            expanded_bytes_max=options.fragment_expanded_bytes_max,
-            write=merging.write,
-            arrange=merging.arrange,
-        )
+    options: KeyCompactorOptions
+    merging: Merging
 
     def merge(
         self, members: Sequence[FragmentPointer], losses: pa.Table, *, reads_ahead: int = 0
@@ -129,39 +111,39 @@ class Merger:
         The same members, losses and token make the same bytes, so a repeated merge finds its object written.
         """
         merged: list[Merged] = []
-        run = _Run()
-        expanded_bytes_max = min(self.expanded_bytes_max, FRAGMENT_EXPANDED_BYTES_MAX)
+        draft = _Draft()
+        expanded_bytes_max = min(self.options.fragment_expanded_bytes_max, FRAGMENT_EXPANDED_BYTES_MAX)
         share = share_of(self.objects)
         ahead = map_ahead(self.runtime, self._read, members, count=reads_ahead, share=share)
         tables = ahead if reads_ahead else map(self._read, members)
         for member, read in zip(members, tables, strict=True):
             # What is dropped takes no memory while the next member is read.
             records, dropped = _split(read, member.seq_no, losses)
-            if not run.takes(records, expanded_bytes_max):
-                merged += self._merged(run)
-                run = _Run()
-            run.add(member, records, dropped)
-        merged += self._merged(run)
+            if not draft.takes(records, expanded_bytes_max):
+                merged += self._merged(draft)
+                draft = _Draft()
+            draft.add(member, records, dropped)
+        merged += self._merged(draft)
         num_lost = sum(each.num_superseded + each.num_expired for each in merged)
         if len(losses) != num_lost:
             raise _unaccounted(members, f"{len(losses)} records to drop", f"{num_lost}")
         return tuple(merged)
 
-    def _merged(self, run: _Run) -> Iterator[Merged]:
-        """Make the fragment of a run; nothing if it would be the one it stands for."""
-        members, left_out = run.members, run.left_out
-        if len(members) == 1 and not (self.arrange or any(each.count for each in left_out.values())):
+    def _merged(self, draft: _Draft) -> Iterator[Merged]:
+        """Make the fragment of a draft; nothing if it would be the one it stands for."""
+        members, dropped = draft.members, pa.concat_tables(draft.left_out.values())
+        if len(members) == 1 and not (self.merging.arrange or len(dropped)):
             return
-        table = pa.concat_tables(run.kept)
+        table = pa.concat_tables(draft.kept)
         first, last = members[0], members[-1]
-        encode = parquet.encode_arranged if self.arrange else parquet.encode_table
-        encoded = encode(table, seq_no=last.seq_no, token=self.token)
+        encode = parquet.encode_arranged if self.merging.arrange else parquet.encode_table
+        encoded = encode(table, seq_no=last.seq_no, token=self.merging.token)
         before = sum((member.setsum for member in members), start=EMPTY)
-        after = sum((each.setsum for each in left_out.values()), start=encoded.setsum)
+        after = sum(draft.setsums.values(), start=encoded.setsum)
         if before != after:
             raise _unaccounted(members, f"setsum {before}", f"{after} in what is kept and dropped")
         pointer = FragmentPointer(
-            path=fragment_path(last.seq_no, self.token),
+            path=fragment_path(last.seq_no, self.merging.token),
             first_seq_no=first.first_seq_no,
             seq_no=last.seq_no,
             start=first.start,
@@ -171,25 +153,25 @@ class Merger:
             num_records=len(table),
             continues=first.continues,
         )
-        if self.write:
-            self._write(pointer, encoded.data, [each.rows for each in left_out.values()])
+        if self.merging.write:
+            if len(dropped):
+                path = dropped_path(self.merging.token, pointer.seq_no)
+                self._write(path, dropped_to_bytes(dropped))
+            self._write(pointer.path, encoded.data)
         yield Merged(
             replacement=Replacement(tuple(members), pointer),
-            superseded=left_out[DropReason.SUPERSEDED].setsum,
-            expired=left_out[DropReason.EXPIRED].setsum,
-            num_superseded=left_out[DropReason.SUPERSEDED].count,
-            num_expired=left_out[DropReason.EXPIRED].count,
+            superseded=draft.setsums[DropReason.SUPERSEDED],
+            expired=draft.setsums[DropReason.EXPIRED],
+            num_superseded=len(draft.left_out[DropReason.SUPERSEDED]),
+            num_expired=len(draft.left_out[DropReason.EXPIRED]),
         )
 
-    def _write(self, pointer: FragmentPointer, data: memoryview, dropped: Sequence[pa.Table]) -> None:
-        rows = pa.concat_tables(dropped)
-        if len(rows):
-            path = dropped_path(self.token, pointer.seq_no)
-            write_immutable(self.objects, path, dropped_to_bytes(rows), self.retry, self.runtime)
-        write_immutable(self.objects, pointer.path, data, self.retry, self.runtime)
+    def _write(self, path: str, data: memoryview) -> None:
+        write_immutable(self.objects, path, data, self.options.retry, self.runtime)
 
     def _read(self, member: FragmentPointer) -> pa.Table:
-        table = read_fragment(self.objects, member, expanded_bytes_max=self.expanded_bytes_max)[1].table
+        expanded_bytes_max = self.options.fragment_expanded_bytes_max
+        table = read_fragment(self.objects, member, expanded_bytes_max=expanded_bytes_max)[1].table
         return table.cast(pa.schema([(name, _TYPES[name]) for name in table.column_names]))
 
 
@@ -201,33 +183,15 @@ def _unaccounted(members: Sequence[FragmentPointer], expected: str, found: str) 
     return KeyCompactionRefusedError(message)
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftOut:
-    """Records that were left out; ``rows`` list them by the hash of their keys."""
-
-    setsum: Setsum
-    rows: pa.Table
-
-    @property
-    def count(self) -> int:
-        """How many they are."""
-        return len(self.rows)
-
-    def __add__(self, other: _LeftOut) -> _LeftOut:
-        return _LeftOut(self.setsum + other.setsum, pa.concat_tables([self.rows, other.rows]))
-
-
-_NOTHING = _LeftOut(EMPTY, DROPPED.empty_table())
-
-
-class _Run:
-    """Consecutive members of a group that become one fragment, and what is kept of them."""
+class _Draft:
+    """A fragment that is being made of consecutive members of a group: what is kept of them, and what is left out."""
 
     def __init__(self) -> None:
         self.members: list[FragmentPointer] = []
         self.kept: list[pa.Table] = []
-        self.left_out = dict.fromkeys(DropReason, _NOTHING)
         self.num_records = self.num_bytes = 0
+        self.setsums = dict.fromkeys(DropReason, EMPTY)
+        self.left_out = {reason: DROPPED.empty_table() for reason in DropReason}
 
     def takes(self, records: pa.Table, expanded_bytes_max: int) -> bool:
         """Whether records can be added: a fragment has at least one, and no more than a reader can expand."""
@@ -238,13 +202,15 @@ class _Run:
             return False
         return expanded_bytes(num_bytes, self.num_records + len(records)) <= expanded_bytes_max
 
-    def add(self, member: FragmentPointer, records: pa.Table, dropped: Mapping[DropReason, _LeftOut]) -> None:
+    def add(self, member: FragmentPointer, records: pa.Table, left_out: _LeftOut) -> None:
         """Take in the next member."""
         self.members.append(member)
         self.kept.append(records)
-        self.left_out = {reason: self.left_out[reason] + dropped[reason] for reason in DropReason}
         self.num_records += len(records)
         self.num_bytes += _content_bytes(records)
+        for reason, (setsum, rows) in left_out.items():
+            self.setsums[reason] += setsum
+            self.left_out[reason] = pa.concat_tables([self.left_out[reason], rows])
 
 
 def _content_bytes(records: pa.Table) -> int:
@@ -252,15 +218,15 @@ def _content_bytes(records: pa.Table) -> int:
     return sum(pc.sum(pc.binary_length(records[name])).as_py() or 0 for name in ("key", "body"))
 
 
-def _split(table: pa.Table, seq_no: FragmentSeqNo, losses: pa.Table) -> tuple[pa.Table, dict[DropReason, _LeftOut]]:
-    """Return a fragment's records without the losses, and what is left out for each reason."""
+def _split(table: pa.Table, seq_no: FragmentSeqNo, losses: pa.Table) -> tuple[pa.Table, _LeftOut]:
+    """Return a fragment's records without the losses; and of what is left out for each reason, setsum and DROPPED."""
     offsets = table["offset"].to_numpy()
     low, high = np.searchsorted(losses["offset"].to_numpy(), [offsets[0], offsets[-1] + np.uint64(1)])
     losses = losses.slice(low, high - low)
     lost, reasons = losses["offset"].to_numpy(), losses["reason"].to_numpy()
     found = {reason: table.filter(pa.array(np.isin(offsets, lost[reasons == reason]))) for reason in DropReason}
     left_out = {
-        reason: _LeftOut(parquet.table_setsum(records), dropped_rows(records, seq_no, reason))
+        reason: (parquet.table_setsum(records), dropped_rows(records, seq_no, reason))
         for reason, records in found.items()
     }
     return table.filter(pa.array(~np.isin(offsets, lost))), left_out

@@ -190,24 +190,19 @@ def _dropped(
         )
         raise MissingError(message, path=path)
     rows = dropped_from_bytes(data, what)
-    return [
-        _erased(objects, passes, record, replacement, row)
-        for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist()
-    ]
-
-
-def _erased(
-    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, row: dict[str, int]
-) -> Erased:
-    held = next(member for member in replacement.members if member.seq_no == row["seq_no"])
-    stored = objects.head(held.path) is not None
-    return Erased(
-        offset=row["offset"],
-        reason=DropReason(row["reason"]),
-        token=record.token,
-        number=record.number,
-        planned_us=record.timestamp_us,
-        path=held.path,
-        stored=stored,
-        deleted_us=None if stored else passes.deleted_us(record.token),
-    )
+    found = list[Erased]()
+    for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist():
+        held = next(member for member in replacement.members if member.seq_no == row["seq_no"])
+        stored = objects.head(held.path) is not None
+        erased = Erased(
+            offset=row["offset"],
+            reason=DropReason(row["reason"]),
+            token=record.token,
+            number=record.number,
+            planned_us=record.timestamp_us,
+            path=held.path,
+            stored=stored,
+            deleted_us=None if stored else passes.deleted_us(record.token),
+        )
+        found.append(erased)
+    return found

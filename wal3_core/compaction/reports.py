@@ -226,12 +226,8 @@ def may_be_due(manifest: Manifest) -> bool:
 
     The manifest does not say whether passes drop records: one that only arranges the log leaves none of it clean.
     """
-    compaction = manifest.compaction
+    compaction, last = manifest.compaction, next(reversed(manifest.pointers), None)
+    # Only the last record is left to sweep, which stays as long as nothing is behind it.
+    swept = last is not None and last.num_records == 1 and last.start.offset <= compaction.swept
     dirty = manifest.next.position.offset > max(compaction.clean_limit, manifest.first.position.offset)
-    return manifest.keyed and (dirty or (compaction.clean_limit > compaction.swept and not _is_swept(manifest)))
-
-
-def _is_swept(manifest: Manifest) -> bool:
-    """Whether only the last record is left to sweep, which stays as long as nothing is behind it."""
-    last = manifest.pointers[-1] if manifest.pointers else None
-    return last is not None and last.num_records == 1 and last.start.offset <= manifest.compaction.swept
+    return manifest.keyed and (dirty or (compaction.clean_limit > compaction.swept and not swept))

@@ -1,8 +1,8 @@
 """What a pass looks at: the records below its bound, and which of them earlier passes left clean.
 
 The bound is a boundary between fragments, at or below the youngest record that the minimum lag keeps, and at or below
-every cursor: a consumer that has a cursor sees every record behind it. A pass that drops nothing minds the cursors of
-writers alone, which find an append by its paths.
+every cursor: a consumer that has a cursor sees every record behind it. A pass that drops nothing is bound by the
+cursors of writers alone, which find an append by the paths of its fragments.
 Keeps INV-44. Source: docs/protocol.md, "Key compaction".
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot
 
-# A pass over more is made in several. Its record names each fragment that it replaces.
+# Dirty fragments of one pass, whose record names each that it replaces: more of them take several passes.
 DIRTY_FRAGMENTS_MAX = 50_000
 
 
@@ -42,50 +42,24 @@ class Leaf:
     fragments: tuple[FragmentPointer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How many bytes and records a scope has, how many of them are dirty, and the time of its oldest dirty record.
-
-    ``limit`` is the boundary between fragments where it ends, ``after_us`` the time of the record there, if any.
-    """
-
-    limit: int
-    held_bytes: int = 0
-    dirty_bytes: int = 0
-    held_records: int = 0
-    dirty_records: int = 0
-    dirty_us: int | None = None
-    after_us: int | None = None
-
-    def with_pointer(self, pointer: Pointer, *, dirty: bool) -> Extent:
-        """Return it with what follows it in the log."""
-        since_us = pointer.start.timestamp_us if dirty and self.dirty_us is None else self.dirty_us
-        return Extent(
-            limit=pointer.limit.offset,
-            held_bytes=self.held_bytes + pointer.num_bytes,
-            dirty_bytes=self.dirty_bytes + (pointer.num_bytes if dirty else 0),
-            held_records=self.held_records + pointer.num_records,
-            dirty_records=self.dirty_records + (pointer.num_records if dirty else 0),
-            dirty_us=since_us,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class PassScope:
     """The records of [first, limit) of one version of a log.
 
     From ``clean_limit`` on no pass has looked at them: below it each key has one record, or, of a log whose passes drop
     nothing, all is arranged by key. Below ``arranged_limit`` all is, None if passes do not arrange. Tombstones below
     ``expired_below`` have been clean for the delete retention by the store's time ``now_us``; ``sweeps``: some of them
     may still be there. ``bound`` says what keeps the records from ``limit`` on, which is below the offset
-    ``bound_offset``. ``leaves`` are read by ``with_leaves``.
+    ``bound_offset``; ``after_us`` is the time of the record there, if any. ``pointers`` cover the scope: of a snapshot
+    that is clean or dirty as a whole, the one that leads to it. ``leaves`` are read by ``with_leaves``.
     """
 
     manifest: Manifest
     now_us: int
     clean_limit: int
     arranged_limit: int | None
-    extent: Extent
+    pointers: tuple[Pointer, ...]
+    after_us: int | None
     expired_below: int
     sweeps: bool
     bound: str
@@ -95,9 +69,9 @@ class Scope:
     @property
     def limit(self) -> int:
         """Where it ends."""
-        return self.extent.limit
+        return _limit(self.manifest, self.pointers)
 
-    def with_leaves(self, load: Callable[[SnapshotPointer], Snapshot]) -> Scope:
+    def with_leaves(self, load: Callable[[SnapshotPointer], Snapshot]) -> PassScope:
         """Return it with all of its fragments."""
         return replace(self, leaves=tuple(_leaves(self.manifest.pointers, self.bound_offset, load)))
 
@@ -106,8 +80,8 @@ class Scope:
         """The fragments, in log order."""
         return (pointer for leaf in self.leaves for pointer in leaf.fragments)
 
-    def is_dirty(self, pointer: FragmentPointer) -> bool:
-        """Whether no pass has looked at the fragment's newest records."""
+    def is_dirty(self, pointer: Pointer) -> bool:
+        """Whether no pass has looked at the newest records that a pointer leads to."""
         return pointer.limit.offset > self.clean_limit
 
 
@@ -125,7 +99,7 @@ def check_has_passes(policy: Policy, url: str, log: str) -> None:
         raise KeyCompactionRefusedError(message)
 
 
-def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> Scope:
+def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> PassScope:
     """Read what a pass would look at now, without its leaves; changes only ``gc/CLOCK``.
 
     A few requests, whatever the log's size. KeyCompactionRefusedError while a cursor cannot be read.
@@ -144,21 +118,24 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
     if limit_offset is not None:
         bounds["the limit given"] = limit_offset
     clean_limit = manifest.compaction.clean_limit if policy.compacts else manifest.compaction.arranged
-    bounds |= _most(manifest, clean_limit, load)
+    bounds |= _recordable(manifest, clean_limit, load)
     bound, offset = min(bounds.items(), key=lambda item: (item[1], item[0]))
-    extent = _measure(manifest, offset, clean_limit, load)
+    pointers = tuple(_below(manifest.pointers, offset, clean_limit, load))
+    limit = _limit(manifest, pointers)
+    after = next(select(manifest.pointers, limit, UNLIMITED, load), None)
     expired_below, swept = 0, manifest.compaction.swept
     if policy.compacts and manifest.follows is None:
         # A successor keeps its tombstones: the logs before it may hold older records of their keys.
-        expired_below = min(extent.limit, manifest.compaction.expired_below(now_us, limits.delete_retention_s))
-    if expired_below > swept and _is_last(manifest, swept, extent.limit, load):
+        expired_below = min(limit, manifest.compaction.expired_below(now_us, limits.delete_retention_s))
+    if expired_below > swept and _is_last(manifest, swept, limit, load):
         expired_below = swept
-    return Scope(
+    return PassScope(
         manifest=manifest,
         now_us=now_us,
         clean_limit=clean_limit,
         arranged_limit=manifest.compaction.arranged if policy.arrange_by_key else None,
-        extent=extent,
+        pointers=pointers,
+        after_us=None if after is None else after.start.timestamp_us,
         expired_below=expired_below,
         sweeps=expired_below > swept,
         bound=f"{bound} is at offset {offset}",
@@ -166,13 +143,8 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
     )
 
 
-def _measure(manifest: Manifest, offset: int, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> Extent:
-    """Add up what lies below an offset."""
-    extent = Extent(manifest.first.position.offset)
-    for pointer in _below(manifest.pointers, offset, clean_limit, load):
-        extent = extent.with_pointer(pointer, dirty=pointer.limit.offset > clean_limit)
-    after = next(select(manifest.pointers, extent.limit, UNLIMITED, load), None)
-    return extent if after is None else replace(extent, after_us=after.start.timestamp_us)
+def _limit(manifest: Manifest, pointers: Sequence[Pointer]) -> int:
+    return pointers[-1].limit.offset if pointers else manifest.first.position.offset
 
 
 def _is_last(manifest: Manifest, swept: int, limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> bool:
@@ -195,7 +167,7 @@ def _below(
             yield pointer
 
 
-def _most(manifest: Manifest, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> dict[str, int]:
+def _recordable(manifest: Manifest, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> dict[str, int]:
     """Return where a pass ends that takes as many fragments as its record can name."""
     if manifest.next.seq_no - manifest.first.seq_no < DIRTY_FRAGMENTS_MAX:
         return {}
@@ -205,7 +177,7 @@ def _most(manifest: Manifest, clean_limit: int, load: Callable[[SnapshotPointer]
 
 
 def cursor_offsets(stores: LogStores, *, keeps_all: bool) -> dict[str, int]:
-    """Load the offsets of the cursors that a pass minds; KeyCompactionRefusedError if one cannot be read.
+    """Load the offsets of the cursors that bound a pass; KeyCompactionRefusedError if one cannot be read.
 
     A pass that ``keeps_all`` records still changes their paths.
     """
@@ -233,27 +205,28 @@ def _leaves(pointers: Sequence[Pointer], limit: int, load: Callable[[SnapshotPoi
         yield Leaf(snapshot=None, fragments=loose)
 
 
-def outline(log: str, scope: Scope, policy: Policy) -> KeyCompactionPlan:
+def outline(log: str, scope: PassScope, policy: Policy) -> KeyCompactionPlan:
     """Return the plan of a pass over a scope, without what only its keys say."""
-    limits, extent = policy.compaction_limits, scope.extent
+    lag_s = policy.compaction_limits.max_compaction_lag_s
+    dirty = [pointer for pointer in scope.pointers if scope.is_dirty(pointer)]
     plan = KeyCompactionPlan(
         log=log,
         log_id=scope.manifest.log_id,
         first=scope.manifest.first.position.offset,
-        limit=extent.limit,
+        limit=scope.limit,
         clean_limit=scope.clean_limit,
         expired_below=scope.expired_below,
         bound=scope.bound,
         due=None,
-        dirty_bytes=extent.dirty_bytes,
-        held_bytes=extent.held_bytes,
-        dirty_records=extent.dirty_records,
-        held_records=extent.held_records,
-        overdue_s=_over_s(extent.dirty_us, scope.now_us, limits.max_compaction_lag_s),
-        held_back_s=_over_s(extent.after_us, scope.now_us, limits.max_compaction_lag_s),
+        dirty_bytes=sum(pointer.num_bytes for pointer in dirty),
+        held_bytes=sum(pointer.num_bytes for pointer in scope.pointers),
+        dirty_records=sum(pointer.num_records for pointer in dirty),
+        held_records=sum(pointer.num_records for pointer in scope.pointers),
+        overdue_s=_over_s(dirty[0].start.timestamp_us if dirty else None, scope.now_us, lag_s),
+        held_back_s=_over_s(scope.after_us, scope.now_us, lag_s),
         expired=scope.sweeps,
     )
-    return replace(plan, due=_due(plan, limits.min_dirty_percent, drops=policy.compacts))
+    return replace(plan, due=_due(plan, policy.compaction_limits.min_dirty_percent, drops=policy.compacts))
 
 
 def _over_s(since_us: int | None, now_us: int, lag_s: int | None) -> int:

@@ -1,13 +1,22 @@
-"""Which fragments' keys a pass reads: the dirty ones, and of the clean ones those that the new keys may touch."""
+"""Which fragments a pass reads the keys of, which records it drops, and which consecutive fragments become one.
+
+It reads the dirty fragments, and of the clean ones those that the new keys may touch. Those that lose records become
+one with small ones beside them. A fragment that loses nothing is left as it is, unless it is small and others that are
+merged with it are about as large together: so a record is merged some log2 times, and not once with each pass. Where
+fragments are to be arranged by key, each is taken once that was not there when a pass arranged them last.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
-from wal3_core.compaction.dropped import NO_LOSS
+from wal3_core.compaction.dropped import NO_LOSS, LossCount
 from wal3_core.compaction.engine import Losses, Rows, Work
 from wal3_core.errors import LogError
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
@@ -19,12 +28,11 @@ from wal3_core.storage.object_store import share_of
 from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from wal3_core.compaction.dropped import LossCount
     from wal3_core.compaction.engine import Hashes
     from wal3_core.compaction.reports import KeyCompactorOptions
-    from wal3_core.compaction.scope import Leaf, Scope
+    from wal3_core.compaction.scope import Leaf, PassScope
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.key_rollup import KeyRollup
     from wal3_core.model.manifest import Manifest
@@ -54,7 +62,7 @@ class KeyRollups:
         self._known |= {leaf.path: (leaf, rollup) for leaf, rollup in found if rollup is not None}
         return [rollup for _, rollup in found]
 
-    def load_beside_dirty(self, scope: Scope) -> None:
+    def load_beside_dirty(self, scope: PassScope) -> None:
         """Load those of snapshots that hold dirty fragments and others, which need not be read again then."""
         leaves = [leaf for leaf in scope.leaves if len(set(map(scope.is_dirty, leaf.fragments))) > 1]
         self.load([leaf.snapshot for leaf in leaves if leaf.snapshot is not None])
@@ -100,7 +108,7 @@ class Selected(Generic[Rows]):
     has_tombstones: bool = True
 
 
-def select_rows(scope: Scope, policy: Policy, work: Work[Rows, Losses], rollups: KeyRollups) -> Selected[Rows]:
+def select_rows(scope: PassScope, policy: Policy, work: Work[Rows, Losses], rollups: KeyRollups) -> Selected[Rows]:
     """Read what a pass over a log of this policy has to compare: nothing if it drops nothing."""
     if policy.compacts:
         return Selection(scope, work, rollups).select()
@@ -109,7 +117,7 @@ def select_rows(scope: Scope, policy: Policy, work: Work[Rows, Losses], rollups:
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[Losses]):
+class PassLosses(Generic[Losses]):
     """The records to drop, how many of each fragment, and below which offset no expired tombstone is left then."""
 
     losses: Losses
@@ -117,7 +125,9 @@ class Found(Generic[Losses]):
     swept: int
 
 
-def find_all(scope: Scope, selected: Selected[Rows], work: Work[Rows, Losses], columns: KeyColumns) -> Found[Losses]:
+def find_all(
+    scope: PassScope, selected: Selected[Rows], work: Work[Rows, Losses], columns: KeyColumns
+) -> PassLosses[Losses]:
     """Find the records to drop. If the last fragment would lose all, its last record stays: nothing can take it in."""
     expired_below = scope.expired_below
     losses = work.losses(selected.rows, expired_below=expired_below)
@@ -128,15 +138,15 @@ def find_all(scope: Scope, selected: Selected[Rows], work: Work[Rows, Losses], c
         expired_below = columns.read(last)["offset"][-1].as_py()
         losses = work.losses(selected.rows, expired_below=expired_below)
         counts = work.counts(losses)
-    # Without a tombstone there is nothing to sweep when the time of this pass's mark is over.
+    # Without a tombstone there is nothing to sweep when the time of this pass's clean mark is over.
     none = not selected.has_tombstones and max(expired_below, scope.manifest.compaction.swept) >= scope.clean_limit
-    return Found(losses, counts, scope.limit if none else expired_below)
+    return PassLosses(losses, counts, scope.limit if none else expired_below)
 
 
 class Selection(Generic[Rows, Losses]):
     """Selects for one pass. All of a leaf without a key roll-up is read."""
 
-    def __init__(self, scope: Scope, work: Work[Rows, Losses], rollups: KeyRollups) -> None:
+    def __init__(self, scope: PassScope, work: Work[Rows, Losses], rollups: KeyRollups) -> None:
         self._work = work
         self._scope = scope
         self._rollups: list[tuple[Leaf, KeyRollup | None]] = []
@@ -191,12 +201,123 @@ class Selection(Generic[Rows, Losses]):
         """Leave out the fragments of which a roll-up says that no key, and no droppable tombstone, is in them."""
         known = {each.seq_no for each in rollup.fragments}
         held = set(rollup.touched(hashes))
-        marked = set(rollup.with_tombstones() if tombstones else ())
+        buried = set(rollup.with_tombstones() if tombstones else ())
         below = self._scope.expired_below
         return [
             pointer
             for pointer in fragments
             if pointer.seq_no not in known
             or pointer.seq_no in held
-            or (pointer.seq_no in marked and pointer.start.offset < below)
+            or (pointer.seq_no in buried and pointer.start.offset < below)
         ]
+
+
+# ---------------------------------------------------------------------- groups
+
+# A fragment with more records than writers put into one is read slowly by key.
+_RECORDS_MAX = 65_536
+# A task reads this many objects one after another.
+_FRAGMENTS_MAX = 1024
+# The record of a pass names each member, and is one document.
+MEMBERS_MAX = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A fragment, what it loses, and whether it is to be arranged by key."""
+
+    pointer: FragmentPointer
+    lost: LossCount
+    arrange: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is not left as it is, large or small."""
+        return self.arrange or bool(self.lost.total)
+
+    @property
+    def kept(self) -> int:
+        """How many of its records survive."""
+        return self.pointer.num_records - self.lost.total
+
+    @property
+    def bytes_kept(self) -> int:
+        """About how many of its bytes survive."""
+        return self.pointer.num_bytes * self.kept // self.pointer.num_records
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Consecutive fragments that become one."""
+
+    parts: tuple[GroupMember, ...]
+
+    @property
+    def members(self) -> tuple[FragmentPointer, ...]:
+        """The fragments."""
+        return tuple(part.pointer for part in self.parts)
+
+
+def group(
+    fragments: Iterable[FragmentPointer],
+    lost: Mapping[FragmentSeqNo, LossCount],
+    *,
+    bytes_target: int,
+    arranged_limit: int | None = None,
+) -> Iterator[Group]:
+    """Choose the groups among consecutive fragments; each keeps at least one record.
+
+    Those that end above ``arranged_limit`` are to be arranged by key; none if it is None. Of more than MEMBERS_MAX
+    that keep nothing, one after another, the first ones are in no group.
+    """
+    waiting: deque[GroupMember] = deque()
+    kept = num_bytes = 0
+    for pointer in fragments:
+        arrange = arranged_limit is not None and pointer.limit.offset > arranged_limit
+        part = GroupMember(pointer, lost.get(pointer.seq_no, NO_LOSS), arrange)
+        taken = part.changes or part.bytes_kept < bytes_target // 2
+        fits = num_bytes + part.bytes_kept <= bytes_target and kept + part.kept <= _RECORDS_MAX
+        # What keeps nothing takes in what follows, whatever that is: a fragment has at least one record.
+        if waiting and kept and not (taken and fits and len(waiting) < _FRAGMENTS_MAX):
+            yield from _closed(waiting)
+            waiting, kept, num_bytes = deque(), 0, 0
+        if taken or waiting:
+            waiting.append(part)
+            kept, num_bytes = kept + part.kept, num_bytes + part.bytes_kept
+        if not kept and len(waiting) == MEMBERS_MAX:
+            # With what follows, a record could not name all of them.
+            waiting.popleft()
+    yield from _closed(waiting)
+
+
+def within_record(groups: Sequence[Group]) -> Sequence[Group]:
+    """Return the first groups, as many as one pass can record, and at least one."""
+    count = bisect_right(list(accumulate(len(each.parts) for each in groups)), MEMBERS_MAX)
+    return groups[: max(1, count)]
+
+
+def leaves_out(groups: Sequence[Group], lost: Mapping[FragmentSeqNo, LossCount]) -> bool:
+    """Whether a fragment before the end of the last group loses records, and is in no group."""
+    if not groups:
+        return False
+    last = groups[-1].members[-1].seq_no
+    return sum(seq_no <= last for seq_no in lost) > sum(bool(part.lost.total) for each in groups for part in each.parts)
+
+
+def _closed(waiting: Iterable[GroupMember]) -> Iterator[Group]:
+    """Leave out fragments at either end that lose nothing and are clearly larger than all others together."""
+    parts = list(waiting)
+    for end in (0, -1):
+        while len(parts) > 1 and _outweighs(parts, end):
+            del parts[end]
+    # The last fragments of all may keep nothing, and have nothing behind them: they stay as they are.
+    if any(part.kept for part in parts) and (len(parts) > 1 or parts[0].changes):
+        yield Group(tuple(parts))
+
+
+def _outweighs(parts: Sequence[GroupMember], at: int) -> bool:
+    others = [part for part in parts if part is not parts[at]]
+    if parts[at].changes or not any(part.kept for part in others):
+        return False
+    # By a quarter: files of as many records differ by some bytes, which are to decide nothing.
+    return 4 * parts[at].bytes_kept > 5 * sum(part.bytes_kept for part in others)

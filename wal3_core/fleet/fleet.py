@@ -17,7 +17,7 @@ from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
-from wal3_core.log.write.writer import outcome_of, submit_told
+from wal3_core.log.write.writer import LogWriter, num_offsets_held, outcome_of, submit_told
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -81,7 +81,9 @@ class Fleet:
     """
 
     def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
-        self._logs = OpenLogs(store, dirty_log, options, runtime)
+        open_log = LogWriter.open_or_initialize if options.creates else LogWriter.open
+        open_writer = partial(open_log, store, options=options.writer, runtime=runtime, marks=dirty_log)
+        self._logs = OpenLogs(store, open_writer, options, runtime)
         self._pressure = BackPressure(store, options, runtime, self._logs.lock)
         self._options = options
         self._dirty_log = dirty_log
@@ -202,7 +204,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             return self._runtime.wait(future, _PROMPT_S)
         with self._logs.lock:
-            slot = next((slot for slot in self._logs.slots if slot.log == log), None)
+            slot = next((slot for slot in self._logs if slot.log == log), None)
         if slot is None or not slot.opened.done() or slot.opened.exception() is not None:
             return self._runtime.wait(future)
         return outcome_of(slot.opened.result(), future)
@@ -213,7 +215,8 @@ class Fleet:
         try:
             self._logs.end(use, error)
             if use.slot is not None and (error is None or isinstance(error, UnmarkedError)):
-                self._pressure.appended(use.slot.log, use.slot.opened.result(), columns.num_records)
+                held = partial(num_offsets_held, use.slot.opened.result())
+                self._pressure.appended(use.slot.log, held, columns.num_records)
         finally:
             self._pass_on(outcome, error or done.result())
 
@@ -242,9 +245,9 @@ class Fleet:
         """Return what is open and waits, and the counts so far. Cheap; from any thread."""
         self._runtime.check_process()
         with self._logs.lock:
-            working = [slot.appends for slot in self._logs.slots if slot.appends]
+            working = [slot.appends for slot in self._logs if slot.appends]
             return FleetStats(
-                logs_open=len(self._logs.slots),
+                logs_open=len(self._logs),
                 logs_working=len(working),
                 appends_waiting=sum(working),
                 bytes_held=self._logs.bytes_held,
@@ -260,7 +263,7 @@ class Fleet:
         """Block until everything submitted so far has its outcome."""
         self._logs.check_reentry()
         with self._logs.lock:
-            slots = [slot for slot in self._logs.slots if slot.appends]
+            slots = [slot for slot in self._logs if slot.appends]
         under_way = tuple(self._under_way)
         for slot in slots:
             slot.opened.result().flush()

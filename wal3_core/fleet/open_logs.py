@@ -10,17 +10,16 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, LogError, OverloadedError
-from wal3_core.fleet.dirty.dirty_log import ends_writer
-from wal3_core.log.write.writer import LogWriter
+from wal3_core.fleet.outcomes import ends_writer
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.options import MIB, WriterOptions, check_ranges
 from wal3_core.runtime import Outcome, Runtime, reentered
 from wal3_core.storage.object_store import log_store, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from wal3_core.fleet.dirty.dirty_log import DirtyLog
+    from wal3_core.log.write.writer import LogWriter
     from wal3_core.storage.object_store import ObjectStore
 
 _LOGS_MAX = 10**6
@@ -58,20 +57,18 @@ class FleetOptions:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """The place of one log: open once ``opened`` has its writer; ``opening`` once a worker is at it.
 
     ``users`` counts the callers that use it just now or hold it open; ``appends`` those without an outcome.
     """
 
-    __slots__ = ("appends", "log", "opened", "opening", "users")
-
-    def __init__(self, log: str) -> None:
-        self.log = log
-        self.opened: Outcome[LogWriter] = Outcome()
-        self.opening = False
-        self.users = 1
-        self.appends = 0
+    log: str
+    opened: Outcome[LogWriter] = field(default_factory=Outcome)
+    opening: bool = False
+    users: int = 1
+    appends: int = 0
 
     @property
     def idle(self) -> bool:
@@ -79,6 +76,7 @@ class Slot:
         return not self.users and not self.appends and self.opened.done()
 
 
+@dataclass(slots=True, eq=False)
 class Use:
     """What one caller has counted: a user of ``slot``, and ``num_bytes`` of an append there.
 
@@ -86,102 +84,28 @@ class Use:
     call between them, and taking a count back does nothing if that is done already.
     """
 
-    __slots__ = ("num_bytes", "slot", "used")
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.used = False
-        self.num_bytes: int | None = None
-
-
-class Slots:
-    """The slots of a fleet. Guarded by the fleet's lock."""
-
-    def __init__(self, logs_open_max: int) -> None:
-        self._logs_open_max = logs_open_max
-        self._slots: dict[str, Slot] = {}
-        # Those that may be closed, in the order in which their last work ended.
-        self._idle: OrderedDict[str, Slot] = OrderedDict()
-        # Removed ones with work under way.
-        self._removed: set[Slot] = set()
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __iter__(self) -> Iterator[Slot]:
-        """Iterate over the slots, and over those removed that still have work under way."""
-        return chain(self._slots.values(), self._removed)
-
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another slot."""
-        return len(self._slots) >= self._logs_open_max
-
-    def use(self, log: str, use: Use) -> bool:
-        """Count one more user of a log's slot; return whether it has one."""
-        slot = self._slots.get(log)
-        if slot is None:
-            return False
-        slot.users += 1
-        use.slot, use.used = slot, True
-        self._idle.pop(log, None)
-        return True
-
-    def add(self, log: str, use: Use) -> None:
-        """Add a slot, with one user, for a log that has none."""
-        assert log not in self._slots
-        slot = Slot(log)
-        self._slots[log] = slot
-        use.slot, use.used = slot, True
-
-    def leave(self, use: Use) -> None:
-        """Count one user less."""
-        slot = use.slot
-        if slot is None:
-            return
-        if use.used:
-            slot.users -= 1
-            use.used = False
-        self.changed(slot)
-
-    def changed(self, slot: Slot) -> None:
-        """Record that a slot may be idle now."""
-        if not slot.idle:
-            return
-        self._removed.discard(slot)
-        if self._slots.get(slot.log) is slot:
-            self._idle[slot.log] = slot
-
-    def remove(self, slot: Slot) -> None:
-        """Remove a slot: the log is opened again at its next use."""
-        if self._slots.get(slot.log) is slot:
-            del self._slots[slot.log]
-            self._idle.pop(slot.log, None)
-            if not slot.idle:
-                self._removed.add(slot)
-
-    def close_oldest(self) -> bool:
-        """Remove the slot that has been idle longest; return whether there was one.
-
-        An open writer without appends has no thread and no request: there is nothing else to close.
-        """
-        if not self._idle:
-            return False
-        log, _ = self._idle.popitem(last=False)
-        del self._slots[log]
-        return True
+    slot: Slot | None = None
+    used: bool = False
+    num_bytes: int | None = None
 
 
 class OpenLogs:
     """The open logs of a fleet, within its limits. Safe to share between threads."""
 
-    def __init__(self, store: ObjectStore, marks: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
+    def __init__(
+        self, store: ObjectStore, open_writer: Callable[[str], LogWriter], options: FleetOptions, runtime: Runtime
+    ) -> None:
         self._store = store
-        self._marks = marks
+        self._open_writer = open_writer
         self._options = options
         self._runtime = runtime
         self.lock = runtime.lock()
-        self.slots = Slots(options.logs_open_max)
+        # All slots are guarded by the lock.
+        self._slots: dict[str, Slot] = {}
+        # Those that may be closed, in the order in which their last work ended.
+        self._idle: OrderedDict[str, Slot] = OrderedDict()
+        # Removed ones with work under way.
+        self._removed: set[Slot] = set()
         # Callers that wait for room.
         self._waiting: list[Outcome[None]] = []
         self.bytes_held = self.appends = self.appends_failed = self.opened = self.closed_for_others = 0
@@ -197,11 +121,18 @@ class OpenLogs:
         """Refuse all calls from now on; return the slots."""
         with self.lock:
             self._closed = True
-            slots = list(self.slots)
+            slots = list(self)
         self._wake()
         return slots
 
     # ------------------------------------------------------------------ slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over the slots, and over those removed that still have work under way."""
+        return chain(self._slots.values(), self._removed)
 
     def take(self, log: str, use: Use, until_s: float | None) -> LogWriter:
         """Use a log's slot, and return its writer; opens it first if need be. To be left, whatever comes of it."""
@@ -218,19 +149,17 @@ class OpenLogs:
 
     def leave(self, use: Use) -> None:
         """Count one user of a slot less. May be repeated."""
-        try:
-            self._leave(use)
-        except BaseException:
-            # Interrupted: others would wait for ever for what it still counts.
-            self._leave(use)
-            raise
+        self._surely(partial(self._leave, use))
 
     def _leave(self, use: Use) -> None:
         slot = use.slot
         if slot is None:
             return
         with self.lock:
-            self.slots.leave(use)
+            if use.used:
+                slot.users -= 1
+                use.used = False
+            self._changed(slot)
         if not slot.opening:
             # The caller was interrupted, perhaps before it asked a worker for that; others may wait for the log.
             self._ask_to_open(slot)
@@ -240,16 +169,40 @@ class OpenLogs:
         """Count one more user of a log's slot, which is being opened if it is new; or return what to wait for first."""
         with self.lock:
             self._check_open()
-            if self.slots.use(log, use):
+            slot = self._slots.get(log)
+            if slot is not None:
+                slot.users += 1
+                use.slot, use.used = slot, True
+                self._idle.pop(log, None)
                 return None
-            if self.slots.full:
-                if not self.slots.close_oldest():
+            if len(self._slots) >= self._options.logs_open_max:
+                if not self._idle:
                     return self._wait_for_room()
+                # An open writer without appends has no thread and no request: there is nothing else to close.
+                oldest, _ = self._idle.popitem(last=False)
+                del self._slots[oldest]
                 self.closed_for_others += 1
-            self.slots.add(log, use)
-        assert use.slot is not None
-        self._ask_to_open(use.slot)
+            slot = Slot(log)
+            self._slots[log] = slot
+            use.slot, use.used = slot, True
+        self._ask_to_open(slot)
         return None
+
+    def _changed(self, slot: Slot) -> None:
+        """Record that a slot may be idle now. Called with the lock, as ``_remove``."""
+        if not slot.idle:
+            return
+        self._removed.discard(slot)
+        if self._slots.get(slot.log) is slot:
+            self._idle[slot.log] = slot
+
+    def _remove(self, slot: Slot) -> None:
+        """Remove a slot: the log is opened again at its next use."""
+        if self._slots.get(slot.log) is slot:
+            del self._slots[slot.log]
+            self._idle.pop(slot.log, None)
+            if not slot.idle:
+                self._removed.add(slot)
 
     def _ask_to_open(self, slot: Slot) -> None:
         # By a worker: a caller may give up waiting, or be interrupted, while others wait for the same log.
@@ -260,20 +213,18 @@ class OpenLogs:
             begun, slot.opening = slot.opening, True
         if begun:
             return
-        open_writer = LogWriter.open_or_initialize if self._options.creates else LogWriter.open
-        options, runtime = self._options.writer, self._runtime
         try:
-            writer = open_writer(self._store, slot.log, options=options, runtime=runtime, marks=self._marks)
+            writer = self._open_writer(slot.log)
         except BaseException as error:  # noqa: BLE001 - every caller that waits for it raises it
             slot.opened.set_exception(error)
             with self.lock:
-                self.slots.remove(slot)
+                self._remove(slot)
         else:
             slot.opened.set_result(writer)
             with self.lock:
                 self.opened += 1
                 # Those that asked for it may have given up.
-                self.slots.changed(slot)
+                self._changed(slot)
         self._wake()
 
     # ------------------------------------------------------------------ room
@@ -296,11 +247,14 @@ class OpenLogs:
 
     def end(self, use: Use, error: BaseException | None) -> None:
         """Count an append that has its outcome, or was not accepted. May be repeated."""
+        self._surely(partial(self._end, use, error))
+
+    def _surely(self, step: Callable[[], None]) -> None:
+        """Take a step that may be repeated; again if it is interrupted: others would wait for what it still counts."""
         try:
-            self._end(use, error)
+            step()
         except BaseException:
-            # Interrupted, as in ``leave``.
-            self._end(use, error)
+            step()
             raise
 
     def _end(self, use: Use, error: BaseException | None) -> None:
@@ -314,10 +268,10 @@ class OpenLogs:
                 self.appends += error is None
                 self.appends_failed += error is not None
                 use.num_bytes = None
-            self.slots.changed(slot)
+            self._changed(slot)
             if ends_writer(error):
                 # The next append opens the log that has the name now.
-                self.slots.remove(slot)
+                self._remove(slot)
         self._wake()
 
     def left_s(self, until_s: float | None) -> float | None:
@@ -346,7 +300,7 @@ class OpenLogs:
 
     def _overloaded(self, log: str, what: str) -> OverloadedError:
         with self.lock:
-            working = sum(slot.appends > 0 for slot in self.slots)
+            working = sum(slot.appends > 0 for slot in self)
         return OverloadedError(
             f"log {log}: expected {what}, found {working} logs at work with {self.bytes_held} bytes: the append was"
             f" not begun"

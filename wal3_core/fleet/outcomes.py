@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.errors import ClosedError, CorruptError, LogError, StoreDeniedError, UnavailableError
+from wal3_core.errors import (
+    ClosedError,
+    CorruptError,
+    LogError,
+    LogNotFoundError,
+    LogReplacedError,
+    NotDurableError,
+    SealedError,
+    StoreDeniedError,
+    UnavailableError,
+)
+from wal3_core.model.strict_json import TEXT, Member, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.log.collect.deleter import DeletionReport
-    from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.storage.object_store import ObjectMeta
 
 A = TypeVar("A")
@@ -19,7 +29,7 @@ T = TypeVar("T")
 
 
 def try_log(work: Callable[[A], T], of: A) -> T | LogError:
-    """Ask one log, or for one of its objects; an error that concerns it alone is the answer.
+    """Do work on one log, or one of its objects; an error that concerns it alone is returned.
 
     It may be damaged, denied, lost, destroyed, replaced, or an unfinished copy. A store that does not
     answer concerns every log: UnavailableError is raised.
@@ -33,16 +43,25 @@ def try_log(work: Callable[[A], T], of: A) -> T | LogError:
 
 
 def is_log_error(error: LogError) -> bool:
-    """Return whether an error concerns only the log that was asked."""
+    """Return whether an error concerns one log alone."""
     return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError | ClosedError)
 
 
+def ends_writer(error: BaseException | None) -> bool:
+    """Whether every later append of the writer fails in the same way: its log is sealed, destroyed, or another one."""
+    if isinstance(error, SealedError | LogReplacedError | ClosedError):
+        return True
+    # Destroyed, and no other log has its name yet.
+    return isinstance(error, NotDurableError) and isinstance(error.__cause__, LogNotFoundError)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(Stored):
     """Why a log cannot be collected: the error's class and its message."""
 
     kind: str
     message: str
+    MEMBERS = (Member("kind", TEXT), Member("message", TEXT))
 
     @property
     def transient(self) -> bool:
@@ -54,17 +73,6 @@ class Refusal:
         """Record an error; a refusal that damage caused counts as damage."""
         cause = error.__cause__ if isinstance(error.__cause__, CorruptError) else error
         return cls(kind=type(cause).__name__, message=str(error))
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {"kind": self.kind, "message": self.message}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Refusal:
-        """Read from a JSON object."""
-        refusal = cls(kind=fields.string("kind"), message=fields.string("message"))
-        fields.finish()
-        return refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

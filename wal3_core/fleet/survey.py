@@ -16,6 +16,7 @@ from wal3_core.log.collect.planner import Plan, is_consumed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.paths import CURSOR_FOLDER, cursor_name
+from wal3_core.model.strict_json import INTEGER, TEXT, Kind, Member, Stored, nested, several
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
@@ -38,12 +38,13 @@ _LISTED_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CursorAge:
+class CursorAge(Stored):
     """How many records lie at and after a cursor, and for how many seconds it stood still while the log grew."""
 
     name: str
     lag: int
     idle_s: int
+    MEMBERS = (Member("name", TEXT), Member("lag", INTEGER), Member("idle_s", INTEGER))
 
     @classmethod
     def of(
@@ -56,42 +57,23 @@ class CursorAge:
         idle_us = max(0, now_us - since_us) if grew and lag > 0 else 0
         return cls(name=name, lag=max(0, lag), idle_s=idle_us // US_PER_S)
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {"name": self.name, "lag": self.lag, "idle_s": self.idle_s}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> CursorAge:
-        """Read from a JSON object."""
-        age = cls(name=fields.string("name"), lag=fields.integer("lag"), idle_s=fields.integer("idle_s"))
-        fields.finish()
-        return age
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GarbageDocumentStatus:
+class GarbageDocumentStatus(Stored):
     """A garbage document that still exists, its age, and whether the manifest still announces it."""
 
     path: str
     age_s: int
     announced: bool = False
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {"path": self.path, "age_s": self.age_s, "announced": int(self.announced)}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> GarbageDocumentStatus:
-        """Read from a JSON object."""
-        standing = cls(
-            path=fields.string("path"), age_s=fields.integer("age_s"), announced=bool(fields.integer("announced"))
-        )
-        fields.finish()
-        return standing
+    MEMBERS = (
+        Member("path", TEXT),
+        Member("age_s", INTEGER),
+        Member("announced", Kind(lambda fields, name: bool(fields.integer(name)), int)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Stored):
     """One log as a collection would find it.
 
     ``refusal`` says why nothing can be collected; ``plan`` is then the refused plan, if there is one.
@@ -103,11 +85,18 @@ class Survey:
     refusal: Refusal | None = None
     cursors: tuple[CursorAge, ...] = ()
     documents: tuple[GarbageDocumentStatus, ...] = ()
+    MEMBERS = (
+        Member("log", TEXT),
+        Member("plan", nested(Plan), default=None),
+        Member("refusal", nested(Refusal), default=None),
+        Member("cursors", several(CursorAge.from_json, _LISTED_MAX, CursorAge.to_json)),
+        Member("documents", several(GarbageDocumentStatus.from_json, _LISTED_MAX, GarbageDocumentStatus.to_json)),
+    )
 
     @property
     def announced(self) -> GarbageDocumentStatus | None:
         """The collection that the manifest announces."""
-        return next((standing for standing in self.documents if standing.announced), None)
+        return next((each for each in self.documents if each.announced), None)
 
     @property
     def unclaimed(self) -> bool:
@@ -121,31 +110,10 @@ class Survey:
         planned = self.plan is not None and not self.plan.empty
         return self.refusal is None and (planned or self.announced is not None)
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        plan: JsonObject = {} if self.plan is None else {"plan": self.plan.to_json()}
-        refusal: JsonObject = {} if self.refusal is None else {"refusal": self.refusal.to_json()}
-        return {
-            "log": self.log,
-            **plan,
-            **refusal,
-            "cursors": [age.to_json() for age in self.cursors],
-            "documents": [standing.to_json() for standing in self.documents],
-        }
-
     @classmethod
     def from_text(cls, text: str) -> Survey:
         """Read what ``to_json`` returns, as text."""
-        fields = strict_json.load(text.encode(), what="survey", bytes_max=_BYTES_MAX)
-        survey = cls(
-            log=fields.string("log"),
-            plan=Plan.from_json(fields.object("plan")) if fields.has("plan") else None,
-            refusal=Refusal.from_json(fields.object("refusal")) if fields.has("refusal") else None,
-            cursors=tuple(map(CursorAge.from_json, fields.objects("cursors", count_max=_LISTED_MAX))),
-            documents=tuple(map(GarbageDocumentStatus.from_json, fields.objects("documents", count_max=_LISTED_MAX))),
-        )
-        fields.finish()
-        return survey
+        return cls.from_json(strict_json.load(text.encode(), what="survey", bytes_max=_BYTES_MAX))
 
 
 def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Survey:

@@ -13,17 +13,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model.offset_ranges import OffsetRanges
+from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.model.strict_json import INTEGER, TEXT, U64_MAX, Kind, Member, Stored, dump_members, nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from wal3_core.model.paths import LogId
     from wal3_core.model.record import Record
+    from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT = 1
 _LOW_BITS, _MORE = 0x7F, 0x80
@@ -31,8 +32,12 @@ _LOW_BITS, _MORE = 0x7F, 0x80
 LIFE_BYTES = 4
 
 
+def _ranges_from(fields: Fields, name: str) -> tuple[tuple[int, int], ...]:
+    return OffsetRanges.from_text(fields.string(name), 0, f"{fields.what}: {name}").ranges
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
+class Marker(Stored):
     """``num_records`` records were added to a log, between the offset ``start`` and the position ``limit``.
 
     ``life`` is the first eight hex digits of the log's id. ``first_us`` is when the oldest of these records were
@@ -49,6 +54,22 @@ class Marker:
     first_us: int
     reinsertions: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
+    MEMBERS = (
+        Member("log", TEXT),
+        Member("life", TEXT),
+        Member("start", INTEGER),
+        Member("limit", nested(LogPosition)),
+        Member("num_records", INTEGER),
+        Member("first_us", INTEGER),
+        Member("reinsertions", INTEGER),
+        Member("ranges", Kind(_ranges_from, lambda ranges: OffsetRanges(ranges).to_text(0)), default=()),
+    )
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        # Of more than can be read, what was marked twice counts twice.
+        few = self if len(self.ranges) <= RANGES_MAX else replace(self, ranges=())
+        return dump_members(few, self.MEMBERS)
 
     @classmethod
     def of_fragment(cls, log: str, log_id: LogId, start: LogPosition, num_records: int) -> Marker:

@@ -6,42 +6,38 @@ that is retried, or runs twice, does no harm. A failing log is reported alongsid
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections import defaultdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal, try_log
-from wal3_core.fleet.survey import Survey
-from wal3_core.log.collect.deleter import Deleter, DeletionReport, oldest
-from wal3_core.model.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
+from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport, oldest
+from wal3_core.model.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_id, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.collect_task import (
-    DeleteWork,
-    OrphanWork,
-    SurveyWork,
-    deleted_from_text,
-    object_from_text,
-    part_texts,
-)
 from wal3_core.spark.jobs import Item, JobResults, LogResults, cores, run_by_log
 from wal3_core.spark.requests import check_shared
-from wal3_core.spark.tasks import cost
+from wal3_core.spark.tasks import cost, from_text, pointer_of, to_text
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from wal3_core.compaction.retried import Retried
     from wal3_core.model.garbage import Garbage
-    from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.strict_json import JsonObject
 
 # Manifest, cursors, garbage documents, a few snapshots.
 _SURVEY_REQUESTS = 10
@@ -49,13 +45,21 @@ _SURVEY_REQUESTS = 10
 _FOLDER_REQUESTS = 8
 _LOGS_AT_ONCE = 16
 
+# ---------------------------------------------------------------------- plans
+
+
+def survey_task(store: ObjectStore, log: str, _texts: Sequence[str], *, options: CollectorOptions) -> Iterable[str]:
+    """Survey a log once, however often it was named."""
+    yield to_text(survey_log(store, log, options).to_json())
+
 
 def plan_collections(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
 ) -> JobResults[Survey]:
     """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
     items = [Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
-    found, retried = run_by_log(spark, store_url, items, SurveyWork(options or CollectorOptions()))
+    work = partial(survey_task, options=options or CollectorOptions())
+    found, retried = run_by_log(spark, store_url, items, work, "plans for collection")
     surveys = {log: _survey(log, each) for log, each in found.items()}
     return JobResults((surveys[log] for log in logs), retried)
 
@@ -65,6 +69,18 @@ def _survey(log: str, found: LogResults) -> Survey:
         return Survey(log=log, refusal=found.refusal)
     survey = try_log(Survey.from_text, found.results[0])
     return Survey(log=log, refusal=Refusal.of(survey)) if isinstance(survey, LogError) else survey
+
+
+# ---------------------------------------------------------------------- orphans
+
+
+def orphan_task(
+    store: ObjectStore, log: str, texts: Sequence[str], *, options: CollectorOptions, now_us: int
+) -> Iterable[str]:
+    """List the orphans below folders of a log, which are the texts, the oldest first; a result describes an object."""
+    deleter = Deleter(store, log, options=options)
+    for meta in deleter.orphans_below(texts, deleter.load(deleter.documents()), now_us=now_us):
+        yield json.dumps(asdict(meta))
 
 
 def list_orphans(
@@ -81,8 +97,15 @@ def list_orphans(
         zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
     items = [Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
-    found, retried = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
-    return JobResults((_orphans(log, found.get(log, LogResults()), options) for log in logs), retried)
+    work = partial(orphan_task, options=options, now_us=now_us)
+    found, retried = run_by_log(spark, store_url, items, work, "lists of orphans")
+
+    def orphans(log: str) -> LogOrphans:
+        listed = found.get(log, LogResults())
+        objects = oldest((ObjectMeta(**json.loads(text)) for text in listed.results), options.orphans_max)
+        return LogOrphans(log=log, objects=tuple(objects), refusal=listed.refusal)
+
+    return JobResults(map(orphans, logs), retried)
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
@@ -106,9 +129,19 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
         return [SNAPSHOT_FOLDER]
 
 
-def _orphans(log: str, found: LogResults, options: CollectorOptions) -> LogOrphans:
-    objects = oldest(map(object_from_text, found.results), options.orphans_max)
-    return LogOrphans(log=log, objects=tuple(objects), refusal=found.refusal)
+# ---------------------------------------------------------------------- deletion
+
+
+def delete_task(store: ObjectStore, log: str, texts: Sequence[str], *, options: CollectorOptions) -> Iterable[str]:
+    """Delete parts of garbage documents that are due; a result is the report on one document's parts."""
+    for (document, log_id), some in groupby(map(_part_from_text, texts), key=itemgetter(0)):
+        named = defaultdict[str, list[Any]](list)
+        for _, kind, part in some:
+            named[kind].append(part)
+        # In the document's life of the log: another life may have objects at the same relative paths.
+        deleter = Deleter(store, log, options=options, log_id=log_id)
+        whole = DeletionPart(**{kind: tuple(parts) for kind, parts in named.items()})
+        yield json.dumps(asdict(deleter.delete_part(document, whole)))
 
 
 def delete_objects(
@@ -120,72 +153,74 @@ def delete_objects(
     """
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
-    due: dict[tuple[str, str], Garbage] = {}
-    done: dict[tuple[str, str], LogDeletion] = {}
     named: dict[str, dict[str, None]] = {}
     for log, path in documents:
         named.setdefault(log, {})[path] = None
-    for log, looked in zip(
-        named,
-        map_ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE),
-        strict=True,
-    ):
-        for path, found in looked.items():
-            if isinstance(found, LogDeletion):
-                done[log, path] = found
-            else:
-                due[log, path] = found
-    deleted, retried = _delete(spark, store_url, due, options)
-    done |= deleted
+    look = partial(_due_documents, store, options)
+    looked = [*chain.from_iterable(map_ahead(shared_runtime(), look, named.items(), count=_LOGS_AT_ONCE))]
+    done = {key: each for key, each in looked if isinstance(each, LogDeletion)}
+    due = {key: each for key, each in looked if not isinstance(each, LogDeletion)}
+    items = [item for (log, path), garbage in due.items() for item in _parts(log, path, garbage)]
+    # Tasks run at once and share the limit on deletes.
+    shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
+    work = partial(delete_task, options=shared)
+    found, retried = run_by_log(spark, store_url, items, work, "deletion of garbage")
+    done |= {key: _finish(store, key, found.get(key[0], LogResults()), options) for key in due}
     return JobResults((done[key] for key in documents), retried)
 
 
-def _look(
+def _due_documents(
     store: ObjectStore, options: CollectorOptions, documents: tuple[str, Iterable[str]]
-) -> dict[str, Garbage | LogDeletion]:
+) -> list[tuple[tuple[str, str], Garbage | LogDeletion]]:
     """Load those of a log's documents that are due; the store's time is asked for once."""
     log, paths = documents
     deleter = Deleter(store, log, options=options)
+
+    def refused(path: str, error: LogError) -> LogDeletion:
+        return LogDeletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
+
+    def due(path: str) -> Garbage | LogDeletion:
+        try:
+            found = deleter.due(path, now_us=now_us)
+        except LogError as error:
+            return refused(path, error)
+        return LogDeletion(log=log, deleted=found) if isinstance(found, DeletionReport) else found
+
     try:
         now_us = deleter.store_now_us()
     except LogError as error:
-        return {
-            path: LogDeletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error)) for path in paths
-        }
-    return {path: _due(deleter, path, now_us) for path in paths}
+        return [((log, path), refused(path, error)) for path in paths]
+    return [((log, path), due(path)) for path in paths]
 
 
-def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | LogDeletion:
-    try:
-        found = deleter.due(path, now_us=now_us)
-    except LogError as error:
-        return LogDeletion(log=deleter.log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
-    return LogDeletion(log=deleter.log, deleted=found) if isinstance(found, DeletionReport) else found
+def _parts(log: str, document: str, garbage: Garbage) -> Iterator[Item]:
+    """Take a garbage document apart for ``delete_task``: each text says to which field of a DeletionPart it belongs."""
+    named: JsonObject = {"document": document, "log_id": garbage.log_id}
+    for pointer in garbage.dropped:
+        count = pointer.last_seq_no - pointer.first_seq_no + 1 if isinstance(pointer, SnapshotPointer) else 1
+        yield Item(log, to_text({**named, "dropped": pointer.to_json()}), cost(0, requests=count))
+    whole = DeletionPart.whole(garbage)
+    for kind, paths in (("replaced", whole.replaced), ("orphans", whole.orphans)):
+        yield from (Item(log, to_text({**named, kind: path}), cost(0)) for path in paths)
 
 
-def _delete(
-    spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
-) -> tuple[dict[tuple[str, str], LogDeletion], Retried]:
-    items = [
-        Item(log, text, _delete_cost(pointer))
-        for (log, path), garbage in due.items()
-        for pointer, text in part_texts(path, garbage)
-    ]
-    # Tasks run at once and share the limit on deletes.
-    shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
-    found, retried = run_by_log(spark, store_url, items, DeleteWork(shared))
-    store = open_store(store_url)
-    return {key: _finish(store, key, found.get(key[0], LogResults()), options) for key in due}, retried
+def _part_from_text(text: str) -> tuple[tuple[str, LogId], str, Any]:
+    fields = from_text(text, "part")
+    document = fields.string("document"), check_log_id(fields.string("log_id"), "part")
+    if fields.has("dropped"):
+        return document, "dropped", pointer_of(fields.object("dropped"))
+    kind = "replaced" if fields.has("replaced") else "orphans"
+    return document, kind, fields.string(kind)
 
 
-def _delete_cost(pointer: Pointer | None) -> int:
-    count = pointer.last_seq_no - pointer.first_seq_no + 1 if isinstance(pointer, SnapshotPointer) else 1
-    return cost(0, requests=count)
+def _deleted_from_text(text: str) -> DeletionReport:
+    fields = json.loads(text)
+    return DeletionReport(**{**fields, "problems": tuple(fields["problems"])})
 
 
 def _finish(store: ObjectStore, document: tuple[str, str], found: LogResults, options: CollectorOptions) -> LogDeletion:
     log, path = document
-    parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
+    parts = [part for part in map(_deleted_from_text, found.results) if part.path == path]
     refusal = found.refusal
     if refusal is None:
         try:

@@ -1,7 +1,11 @@
 """Key compaction as Spark jobs: the tasks read keys, compare them and merge; the driver plans and installs.
 
 Keys are compared as whole bytes by a shuffle, which spills to disk: their number has no limit. What a key drops goes
-from there to the task that merges its fragment, and the driver gets counts, hashes, and one row for each new fragment.
+from there to the task that merges its fragment, and the driver gets counts, hashes, and one row for each group.
+
+The tasks write only fragments that nothing refers to yet, create-only, under names that hold the pass's token. A task
+that is killed, retried, or runs twice at once makes the same bytes under the same names: what it leaves is an orphan,
+or what the other attempt finds written.
 """
 
 from __future__ import annotations
@@ -9,17 +13,19 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from wal3_core.compaction.dropped import DropReason, sum_counts
-from wal3_core.compaction.merge import Merged
+from wal3_core.compaction.dropped import LOSSES, DropReason, ends_of_keys, sum_counts
+from wal3_core.compaction.engine import read_keyed
+from wal3_core.compaction.merge import Merged, Merger
 from wal3_core.errors import (
     CorruptError,
     InvalidRequestError,
@@ -30,46 +36,45 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.fleet.outcomes import Refusal
-from wal3_core.spark.collect_task import from_text, to_text
-from wal3_core.spark.columns import LONG_MAX
-from wal3_core.spark.compact_task import (
-    HASHES,
-    KEYS,
-    MERGED,
-    REFUSED,
-    REPEATED,
-    PassTask,
-    hash_task,
-    merge_task,
-    read_keys,
-)
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.key_columns import KeyColumns
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.key_hashes import hash_keys
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.spark.columns import BATCH_BYTES_MAX, LONG_MAX, batch_of
 from wal3_core.spark.jobs import cores, named_jobs
 from wal3_core.spark.requests import check_shared
-from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.spark.tasks import RESULTS, cost, count_tasks, from_text, give, group, to_text, work_table
+from wal3_core.storage.open_store import open_store
+from wal3_core.storage.rate_limits import rate_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
     from wal3_core.compaction.dropped import LossCount
     from wal3_core.compaction.engine import Hashes
-    from wal3_core.compaction.grouping import Group
     from wal3_core.compaction.merge import Merging
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.compaction.retried import Retried
-    from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.compaction.selection import Group
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.spark.jobs import JobWatch
+    from wal3_core.storage.object_store import ObjectStore
 
 T = TypeVar("T")
 
 _TASK_BYTES = 256 * 2**20
-# Its keys are sorted in memory, or on disk when they are long.
+# A task's keys are sorted in memory, or on disk when they are long.
 _RECORDS_COMPARED = 500_000
 # The footer, and the columns.
 _KEY_REQUESTS = 2
+_READS_AHEAD = 2
+# Before a refusal in the text of an error that a task has raised.
+_REFUSED = "wal3 refusal: "
 _RAISED_AGAIN: tuple[type[LogError], ...] = (
     CorruptError,
     InvalidRequestError,
@@ -77,6 +82,29 @@ _RAISED_AGAIN: tuple[type[LogError], ...] = (
     MissingError,
     StoreDeniedError,
     UnavailableError,
+)
+
+
+# One row for each keyed record. ``repeated``: its fragment holds a newer record of its key; ``repeats``: an older one.
+KEYS = pa.schema(
+    [
+        pa.field("seq_no", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("tombstone", pa.bool_(), nullable=False),
+        pa.field("repeated", pa.bool_(), nullable=False),
+        pa.field("repeats", pa.bool_(), nullable=False),
+    ]
+)
+HASHES = pa.schema([pa.field("hash", pa.int64(), nullable=False)])
+MEMBERS = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("group", pa.int32()),
+        ("seq_no", pa.int64()),
+        ("offset", pa.int64()),
+        ("pointer", pa.string()),
+    ]
 )
 
 
@@ -134,11 +162,10 @@ class SparkWork:
             message = f"{past.path}: expected positions below 2^63, Spark's LONG, found {past.limit}"
             raise InvalidRequestError(message)
         tasks = self._tasks(fragments, [cost(each.num_bytes, requests=_KEY_REQUESTS) for each in fragments])
-        rows = [(number, to_text(each.to_json())) for number, task in enumerate(tasks) for each in task]
-        frame = self._frame(rows, [("task", pa.int32()), ("pointer", pa.string())])
+        rows = ((at, self._part.log, to_text(each.to_json())) for at, task in enumerate(tasks) for each in task)
+        frame = self._spark.createDataFrame(work_table(rows)).repartitionById(len(tasks), "task")
         read = partial(read_keys, part=self._shared(len(tasks)))
-        found = frame.repartitionById(len(tasks), sf.col("task")).select("pointer").mapInArrow(read, KEYS)
-        return Keys(found, sum(each.num_records for each in fragments))
+        return Keys(frame.mapInArrow(read, from_arrow_schema(KEYS)), sum(each.num_records for each in fragments))
 
     def hashes(self, rows: Keys, *, tombstones_below: int | None = None) -> Hashes:
         """Hash the keys in the tasks that read them."""
@@ -147,12 +174,14 @@ class SparkWork:
         frame = rows.frame
         if tombstones_below is not None:
             frame = frame.where(sf.col("tombstone") & (sf.col("offset") < sf.lit(tombstones_below)))
-        found = _collected(frame.select("key").mapInArrow(hash_task, HASHES).distinct())
+        with _raised_again():
+            found = frame.select("key").mapInArrow(hash_task, from_arrow_schema(HASHES)).distinct().toArrow()
         return np.unique(found["hash"].to_numpy().view(np.uint64))
 
     def losses(self, rows: Sequence[Keys], *, expired_below: int) -> DataFrame:
         """Compare the keys; columns of LOSSES. Computed once, however often it is used."""
-        every = reduce(DataFrame.unionByName, [keys.frame for keys in rows], self._spark.createDataFrame([], KEYS))
+        none = self._spark.createDataFrame([], from_arrow_schema(KEYS))
+        every = reduce(DataFrame.unionByName, [keys.frame for keys in rows], none)
         count = max(self._cores, -(-sum(keys.num_records for keys in rows) // _RECORDS_COMPARED))
         found = find_losses(every, expired_below=expired_below, tasks=count)
         self._keep(found)
@@ -160,7 +189,8 @@ class SparkWork:
 
     def counts(self, losses: DataFrame) -> Mapping[FragmentSeqNo, LossCount]:
         """Count them by fragment."""
-        return sum_counts(_collected(losses.groupBy("seq_no", "reason").agg(sf.count("*").alias("count"))))
+        with _raised_again():
+            return sum_counts(losses.groupBy("seq_no", "reason").agg(sf.count("*").alias("count")).toArrow())
 
     def merge(self, groups: Sequence[Group], losses: DataFrame, merging: Merging) -> Iterator[Sequence[Merged]]:
         """Merge all groups as one job; a task has a run of them."""
@@ -174,18 +204,14 @@ class SparkWork:
             for at in task
             for member in groups[at].members
         ]
-        types = [("task", pa.int32()), ("group", pa.int32()), ("seq_no", pa.int64()), ("offset", pa.int64())]
-        members = self._frame(rows, [*types, ("pointer", pa.string())])
+        members = self._spark.createDataFrame(pa.Table.from_batches([batch_of(rows, MEMBERS)]))
         work = partial(merge_task, part=self._shared(len(tasks)), merging=merging)
-        merged = _by_group(members, losses, tasks=len(tasks)).mapInArrow(work, MERGED)
-        found = _collected(merged).sort_by("group")
-        earlier = pc.equal(found["group"], REPEATED)
-        self._watch.add_earlier(sum(map(int, found.filter(earlier)["merged"].to_pylist())))
-        found = found.filter(pc.invert(earlier))
-        assert found["group"].to_pylist() == list(range(len(groups))), "expected one result of each group"
-        for one, text in zip(groups, found["merged"].to_pylist(), strict=True):
-            fields = from_text(text, "merged group")
-            parts = fields.objects("merged", count_max=len(one.members))
+        frame = _with_losses(members, losses, tasks=len(tasks)).mapInArrow(work, from_arrow_schema(RESULTS))
+        with _raised_again():
+            found = self._watch.collect(frame)
+        for number, one in enumerate(groups):
+            (text,) = found[str(number)].results
+            parts = from_text(text, "merged group").objects("merged", count_max=len(one.members))
             yield [Merged.from_json(part, one.members) for part in parts]
 
     def _tasks(self, items: Sequence[T], costs: Sequence[int]) -> list[list[T]]:
@@ -195,10 +221,6 @@ class SparkWork:
         """Divide the rate among the tasks of a job that run at a time."""
         rate = self._part.options.bytes_per_s_max
         return replace(self._part, bytes_per_s_max=None if rate is None else rate / min(tasks, self._cores))
-
-    def _frame(self, rows: Sequence[Sequence[object]], types: Sequence[tuple[str, pa.DataType]]) -> DataFrame:
-        columns = [pa.array(column, of) for column, (_, of) in zip(zip(*rows, strict=True), types, strict=True)]
-        return self._spark.createDataFrame(pa.table(columns, names=[name for name, _ in types]))
 
     def _keep(self, frame: DataFrame) -> None:
         if not any(frame is each for each in self._persisted):
@@ -230,7 +252,7 @@ def find_losses(rows: DataFrame, *, expired_below: int, tasks: int) -> DataFrame
     return compared.select("seq_no", "offset", reason.alias("reason")).where("reason IS NOT NULL")
 
 
-def _by_group(members: DataFrame, losses: DataFrame, *, tasks: int) -> DataFrame:
+def _with_losses(members: DataFrame, losses: DataFrame, *, tasks: int) -> DataFrame:
     """Bring each group's members and losses to its task, in the order of their offsets, members first."""
     places = sf.broadcast(members.select("task", "group", "seq_no"))
     dropped = losses.join(places, "seq_no").withColumn("pointer", sf.lit(None).cast("string"))
@@ -242,12 +264,13 @@ def _by_group(members: DataFrame, losses: DataFrame, *, tasks: int) -> DataFrame
     )
 
 
-def _collected(frame: DataFrame) -> pa.Table:
-    """Run a job; a LogError of a task is raised here as what it was."""
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """Run jobs; a LogError of a task is raised here as what it was."""
     try:
-        return frame.toArrow()
+        yield
     except PySparkException as error:
-        _, found, text = str(error).partition(REFUSED)
+        _, found, text = str(error).partition(_REFUSED)
         if not found:
             raise
         refusal = Refusal.from_json(from_text(text.partition("\n")[0], "refusal"))
@@ -255,3 +278,101 @@ def _collected(frame: DataFrame) -> pa.Table:
             if kind.__name__ == refusal.kind:
                 raise kind(refusal.message) from error
         raise
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTask:
+    """Where a pass works, and how; ``bytes_per_s_max`` is the share of one task."""
+
+    store_url: str
+    log: str
+    log_id: LogId
+    options: KeyCompactorOptions
+    bytes_per_s_max: float | None = None
+
+    def objects(self) -> ObjectStore:
+        """Open the objects of the life, in a task."""
+        runtime = shared_runtime()
+        stores = LogStores(
+            open_store(self.store_url),
+            self.log,
+            runtime=runtime,
+            retry=self.options.retry,
+            snapshots_loaded_max=0,
+            log_id=self.log_id,
+        )
+        return rate_limited(stores.objects, self.bytes_per_s_max, runtime)
+
+
+def _refusing(results: Iterable[T]) -> Iterator[T]:
+    """Yield a task's results; the text of a LogError says what it is, so that the driver can raise it again."""
+    try:
+        yield from results
+    except LogError as error:
+        error.add_note(f"{_REFUSED}{to_text(Refusal.of(error).to_json())}")
+        raise
+
+
+def _pointers(texts: Iterable[str]) -> Iterator[FragmentPointer]:
+    return (FragmentPointer.from_json(from_text(text, "fragment pointer")) for text in texts)
+
+
+def read_keys(batches: Iterable[pa.RecordBatch], *, part: PassTask) -> Iterator[pa.RecordBatch]:
+    """Read the keys of the fragments in rows of WORK; yield rows of KEYS."""
+    options = ReaderOptions(fragment_expanded_bytes_max=part.options.fragment_expanded_bytes_max)
+    columns, count = KeyColumns(part.objects(), options), part.options.requests_ahead
+    pointers = _pointers(text for batch in batches for text in batch["text"].to_pylist())
+    for rows in _refusing(read_keyed(columns, pointers, shared_runtime(), count=count)):
+        if len(rows):
+            table = _compared(rows)
+            yield from table.to_batches(max_chunksize=max(1, len(table) * BATCH_BYTES_MAX // table.nbytes))
+
+
+def _compared(rows: pa.Table) -> pa.Table:
+    """Add which records of a fragment another one of it repeats: so a task gets at most one of a key and fragment."""
+    offsets, newest, oldest = ends_of_keys(rows)
+    columns = [rows[name].cast(KEYS.field(name).type) for name in rows.column_names]
+    return pa.table([*columns, pa.array(offsets < newest), pa.array(offsets > oldest)], schema=KEYS)
+
+
+def hash_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Hash the keys of rows of (key); yield rows of HASHES, each hash once a batch."""
+    for batch in batches:
+        hashes = np.unique(hash_keys(batch["key"])).view(np.int64)
+        yield pa.RecordBatch.from_arrays([pa.array(hashes)], schema=HASHES)
+
+
+def merge_task(batches: Iterable[pa.RecordBatch], *, part: PassTask, merging: Merging) -> Iterator[pa.RecordBatch]:
+    """Merge groups of rows (group, offset, reason, pointer), sorted by group and offset; the results are by group.
+
+    A row is a member, with its pointer, or a record to drop, with the reason.
+    """
+    merger = Merger(part.objects(), shared_runtime(), part.options, merging)
+
+    def merged(rows: pa.Table) -> str:
+        losses = rows.filter(rows["reason"].is_valid()).select(LOSSES.names).cast(LOSSES)
+        members = [*_pointers(rows["pointer"].drop_null().to_pylist())]
+        found = merger.merge(members, losses, reads_ahead=_READS_AHEAD)
+        return to_text({"merged": [each.to_json() for each in found]})
+
+    results = ([(str(number), False, merged(rows))] for number, rows in _by_group(batches))
+    yield from _refusing(give(results))
+
+
+def _by_group(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    """Put together the rows of each group, which follow each other."""
+    number, parts = -1, list[pa.RecordBatch]()
+    for batch in batches:
+        groups = batch["group"].to_numpy()
+        cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        for start, limit in pairwise(cuts if len(groups) else []):
+            if groups[start] != number and parts:
+                yield number, pa.Table.from_batches(parts)
+                parts = []
+            number = int(groups[start])
+            parts.append(batch.slice(start, limit - start))
+    if parts:
+        yield number, pa.Table.from_batches(parts)

@@ -19,10 +19,9 @@ from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.spark.bounds import EVERYTHING
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
-from wal3_core.spark.task_context import settling
-from wal3_core.spark.tasks import LogPiece, count_pieces, cut, open_piece, pieces_of
+from wal3_core.spark.requests import EVERYTHING
+from wal3_core.spark.tasks import LogPiece, count_pieces, cut, freezing, open_piece, pieces_of
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
-    from wal3_core.spark.bounds import Bounds, Span
-    from wal3_core.spark.requests import ReadRequest
+    from wal3_core.spark.requests import Bounds, ReadRequest, Span
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -94,7 +92,7 @@ def _planned_setsum(fragment: Fragment, run: RecordRun) -> Setsum:
 
 
 LOGS_PLANNED_AT_ONCE = 16
-# Runs of a task that are read at the same time, whole, if they are this small.
+# The most runs of a task that are read at the same time, whole, and the size of one that may be.
 _SMALL_RUNS_AT_ONCE = 16
 _SMALL_RUN_BYTES = 2**20
 
@@ -146,52 +144,36 @@ def tasks_of(
 def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: Span) -> Iterator[pa.RecordBatch]:
     """Read one task's records, verified unless asked not to; an error names the fragment."""
     store, columns = open_store(request.store), arrow_schema(schema)
-    return settling(_read_all(partial(_read_noted, store, columns, times, verify=request.verify), partition))
+    return freezing(_read_all(partial(_read_run, store, columns, times, verify=request.verify), partition))
 
 
 def _read_all(read: Callable[[RecordRun], Iterator[pa.RecordBatch]], partition: Runs) -> Iterator[pa.RecordBatch]:
-    for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
-        of_runs = _read_small if small else _read_large
-        yield from of_runs(read, runs)
-
-
-def _read_large(
-    read: Callable[[RecordRun], Iterator[pa.RecordBatch]], runs: Iterator[RecordRun]
-) -> Iterator[pa.RecordBatch]:
-    return chain.from_iterable(map(read, runs))
-
-
-def _read_small(
-    read: Callable[[RecordRun], Iterator[pa.RecordBatch]], runs: Iterator[RecordRun]
-) -> Iterator[pa.RecordBatch]:
     """Read small runs many at a time: otherwise each log of a task would wait for its manifest, then its fragment."""
-    # Threads of its own: reading a log waits for the shared workers.
-    with ThreadPoolExecutor(_SMALL_RUNS_AT_ONCE, thread_name_prefix="read") as threads:
-        while some := list(islice(runs, _SMALL_RUNS_AT_ONCE)):
-            yield from chain.from_iterable(threads.map(lambda run: list(read(run)), some))
-
-
-def _read_noted(
-    store: ObjectStore, schema: pa.Schema, times: Span, run: RecordRun, *, verify: bool
-) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from _read_run(store, run, schema, times, verify=verify)
-    except LogError as error:
-        error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
-        raise
+    for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
+        if not small:
+            yield from chain.from_iterable(map(read, runs))
+            continue
+        # Threads of its own: reading a log waits for the shared workers.
+        with ThreadPoolExecutor(_SMALL_RUNS_AT_ONCE, thread_name_prefix="read") as threads:
+            while some := list(islice(runs, _SMALL_RUNS_AT_ONCE)):
+                yield from chain.from_iterable(threads.map(lambda run: list(read(run)), some))
 
 
 def _read_run(
-    store: ObjectStore, run: RecordRun, schema: pa.Schema, times: Span, *, verify: bool
+    store: ObjectStore, schema: pa.Schema, times: Span, run: RecordRun, *, verify: bool
 ) -> Iterator[pa.RecordBatch]:
     # The planned life: LogReplacedError when the name has another by now.
     reader = reader_of(store, run.log, run.log_id, verify=verify)
     until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
-    for fragment, begin in _planned_fragments(reader, run):
-        table = trim(fragment.table, begin, until)
-        if times.start:
-            table = trim(table, AtTime(times.start), UNLIMITED)
-        yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
+    try:
+        for fragment, begin in _planned_fragments(reader, run):
+            table = trim(fragment.table, begin, until)
+            if times.start:
+                table = trim(table, AtTime(times.start), UNLIMITED)
+            yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
+    except LogError as error:
+        error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
+        raise
 
 
 def _touched(store: ObjectStore, pieces: Iterable[LogPiece], bounds: Bounds) -> Iterator[LogPiece]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, UnavailableError
@@ -19,19 +21,16 @@ from wal3_core.fleet.dirty.rollup_plan import (
     RollUpPlan,
     RollUpTime,
     by_log,
-    marker_from_json,
-    marker_to_json,
     plan_of,
 )
 from wal3_core.fleet.outcomes import Refusal, try_log
-from wal3_core.model.marker import fold
+from wal3_core.model.marker import Marker, fold
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.spark.collect_task import from_text, to_text
-from wal3_core.spark.jobs import Item, JobResults, LogResults, run_by_log
+from wal3_core.spark.jobs import Item, JobResults, run_by_log
 from wal3_core.spark.requests import check_shared
-from wal3_core.spark.tasks import cost
+from wal3_core.spark.tasks import cost, from_text, to_text
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.compaction.retried import Retried
-    from wal3_core.model.marker import Marker
-    from wal3_core.model.strict_json import Fields
     from wal3_core.storage.object_store import ObjectStore
 
 # A task reads whole slices; a marker takes some 48 bytes.
@@ -49,7 +46,7 @@ _SLICE_MARKERS = 20_000
 _MARKER_BYTES = 48
 _MARKERS_OF_A_TEXT = 5_000
 # The manifest, and a cursor.
-_LOOK_REQUESTS = 2
+_PROBE_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,37 +58,26 @@ class PlannedRollUp:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FoldWork:
-    """Fold slices of a dirty log, which are the texts; a result is a list of folded markers."""
-
-    options: RollUpOptions
-    name = "roll-up"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
-        """Read each slice, and fold all of them together."""
-        rollup = RollUp(store, log, options=self.options)
-        slices = (MarkerRange.from_json(from_text(text, "slice")) for text in texts)
-        folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
-        for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
-            yield to_text({"markers": [marker_to_json(each) for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
+def fold_task(store: ObjectStore, log: str, texts: Sequence[str], *, options: RollUpOptions) -> Iterable[str]:
+    """Fold slices of a dirty log, which are the texts, all of them together; a result is a list of folded markers."""
+    rollup = RollUp(store, log, options=options)
+    slices = (MarkerRange.from_json(from_text(text, "slice")) for text in texts)
+    folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
+    for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
+        yield to_text({"markers": [each.to_json() for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
 
 
-@dataclass(frozen=True, slots=True)
-class LookWork:
-    """Look a marked log up once for all its markers, which are the texts; a result repeats the marker."""
+def probe_task(store: ObjectStore, _log: str, texts: Sequence[str], *, options: RollUpOptions) -> Iterable[str]:
+    """Look a marked log up once for all its markers, which are the texts; a result repeats the marker.
 
-    options: RollUpOptions
-    name = "look-up"
-
-    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - in each text
-        """Look it up; an error of this log alone is part of the result."""
-        fields = [from_text(text, "marked log") for text in texts]
-        names = [each.string("dirty_log") for each in fields]
-        markers = [marker_from_json(each.object("marker")) for each in fields]
-        found = probe_log(store, self.options, shared_runtime(), markers)
-        for name, (marker, looked) in zip(names, found, strict=True):
-            yield json.dumps([name, to_text(marker_to_json(marker)), asdict(looked)])
+    An error of this log alone is part of the result.
+    """
+    fields = [from_text(text, "marked log") for text in texts]
+    names = [each.string("dirty_log") for each in fields]
+    markers = [Marker.from_json(each.object("marker")) for each in fields]
+    found = probe_log(store, options, shared_runtime(), markers)
+    for name, (marker, probe) in zip(names, found, strict=True):
+        yield json.dumps([name, to_text(marker.to_json()), asdict(probe)])
 
 
 def plan_rollups(
@@ -111,13 +97,15 @@ def plan_rollups(
     }
     items = [item for marker_range in marker_ranges.values() for item in _slices(marker_range)]
     folded: dict[str, list[Marker]] = {}
-    slices, retried = run_by_log(spark, store_url, items, FoldWork(options))
+    slices, retried = run_by_log(spark, store_url, items, partial(fold_task, options=options), "roll-up")
     for name, found in slices.items():
         if found.refusal is None:
-            folded[name] = list(_folded(found))
+            folds = (from_text(text, "folded") for text in found.results)
+            parts = (part for fields in folds for part in fields.objects("markers", count_max=_MARKERS_OF_A_TEXT))
+            folded[name] = [*chain.from_iterable(by_log(fold(map(Marker.from_json, parts))))]
         else:
             refused[name] = found.refusal
-    looked, also_retried = _look_up(spark, store_url, folded, options)
+    looked, also_retried = _probe_all(spark, store_url, folded, options)
     plans = {
         name: plan_of(
             marker_range, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options
@@ -136,37 +124,25 @@ def _slices(marker_range: MarkerRange) -> Iterator[Item]:
         yield Item(marker_range.dirty_log, to_text(part.to_json()), cost(part.num_markers * _MARKER_BYTES))
 
 
-def _folded(found: LogResults) -> Iterable[Marker]:
-    """Fold what the tasks have folded."""
-    parts = (marker for text in found.results for marker in _markers(from_text(text, "folded")))
-    return (marker for some in by_log(fold(parts)) for marker in some)
-
-
-def _markers(fields: Fields) -> Iterator[Marker]:
-    return map(marker_from_json, fields.objects("markers", count_max=_MARKERS_OF_A_TEXT))
-
-
-def _look_up(
+def _probe_all(
     spark: SparkSession, store_url: str, folded: dict[str, list[Marker]], options: RollUpOptions
 ) -> tuple[dict[str, list[tuple[Marker, LogProbe]]], Retried]:
     """Look up every marked log, after its markers were read; return what was found, by dirty log."""
-    marked = sorted(((marker.log, name, marker) for name, each in folded.items() for marker in each), key=_place)
+    marked = sorted(
+        ((marker.log, name, marker) for name, each in folded.items() for marker in each),
+        key=lambda it: (*it[:2], it[2].life),
+    )
     items = [
-        Item(log, to_text({"dirty_log": name, "marker": marker_to_json(marker)}), cost(0, requests=_LOOK_REQUESTS))
+        Item(log, to_text({"dirty_log": name, "marker": marker.to_json()}), cost(0, requests=_PROBE_REQUESTS))
         for log, name, marker in marked
     ]
     looked: dict[str, list[tuple[Marker, LogProbe]]] = {}
-    answers, retried = run_by_log(spark, store_url, items, LookWork(options))
+    answers, retried = run_by_log(spark, store_url, items, partial(probe_task, options=options), "look-up")
     for found in answers.values():
         if found.refusal is not None:
             # An error of the log alone is a result: this one concerns the store.
             raise UnavailableError(found.refusal.message)
         for text in found.results:
             name, marker, probe = json.loads(text)
-            looked.setdefault(name, []).append((marker_from_json(from_text(marker, "marker")), LogProbe(**probe)))
+            looked.setdefault(name, []).append((Marker.from_json(from_text(marker, "marker")), LogProbe(**probe)))
     return looked, retried
-
-
-def _place(marked: tuple[str, str, Marker]) -> tuple[str, str, str]:
-    log, name, marker = marked
-    return log, name, marker.life

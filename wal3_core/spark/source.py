@@ -28,7 +28,6 @@ from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.scan import check_start
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.bounds import apply_filter
 from wal3_core.spark.columns import COLUMNS, check_schema, spark_schema
 from wal3_core.spark.planning import (
     LOGS_PLANNED_AT_ONCE,
@@ -38,7 +37,7 @@ from wal3_core.spark.planning import (
     read_runs,
     tasks_of,
 )
-from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, split_options
+from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, apply_filter, split_options
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.stream import LogStreamReader
 from wal3_core.storage.open_store import open_store

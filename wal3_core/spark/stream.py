@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
@@ -33,11 +33,11 @@ from wal3_core.errors import (
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.following import destroyed
 from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.paths import LOG_ID, LogId
 from wal3_core.model.position import LogPosition
+from wal3_core.model.strict_json import INTEGER, SET, Fields, Member, Stored
 from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.bounds import EVERYTHING, Bounds, Span
 from wal3_core.spark.planning import (
     LOGS_PLANNED_AT_ONCE,
     Runs,
@@ -47,7 +47,7 @@ from wal3_core.spark.planning import (
     reader_of,
     tasks_of,
 )
-from wal3_core.spark.requests import BEGINNING
+from wal3_core.spark.requests import BEGINNING, EVERYTHING, Bounds, Span
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.open_store import open_store
 
@@ -60,12 +60,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.spark.requests import StreamRequest
     from wal3_core.spark.tasks import LogPiece
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
 
-    OffsetJson = dict[str, dict[str, str | int | bool]]
+    OffsetJson = dict[str, JsonObject]
 
 _SELECTION = ""
 
@@ -87,7 +88,7 @@ class StreamSelection:
         above = _parts(other.prefix)
         return all(_parts(each)[: len(above)] == above for each in self.logs or (self.prefix,))
 
-    def to_json(self) -> dict[str, str | int | bool]:
+    def to_json(self) -> JsonObject:
         """Encode for the checkpoint."""
         return {"prefix": self.prefix} if self.logs is None else {"logs": ",".join(self.logs)}
 
@@ -111,7 +112,7 @@ def selection_of(found: Mapping[str, object]) -> StreamSelection | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Stored):
     """A stream has the records of one life of a log from ``first`` to ``offset``, without that one.
 
     ``initial``: as a stream without a checkpoint begins. Spark does not keep that place, and asks for it again when
@@ -122,11 +123,18 @@ class Reached:
     first: int
     offset: int
     initial: bool = False
+    MEMBERS = (
+        Member("id", LOG_ID, "log_id"),
+        Member("first", INTEGER),
+        Member("offset", INTEGER),
+        Member("initial", SET, default=False),
+    )
 
-    def to_json(self) -> dict[str, str | int | bool]:
-        """Encode for the checkpoint."""
-        found: dict[str, str | int | bool] = {"id": self.log_id, "first": self.first, "offset": self.offset}
-        return found | {"initial": True} if self.initial else found
+    def check_stored(self, what: str) -> None:
+        """Refuse a place before the stream's first one."""
+        if not 1 <= self.first <= self.offset:
+            message = f"{what}: expected first and offset, from 1 and rising, found {self.first} and {self.offset}"
+            raise CorruptError(message)
 
 
 def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = None) -> OffsetJson:
@@ -135,20 +143,11 @@ def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = N
     return selected | {log: places[log].to_json() for log in sorted(places)}
 
 
-def from_json(found: Mapping[str, object]) -> dict[str, Reached]:
+def from_json(found: Mapping[str, Any]) -> dict[str, Reached]:
     """Decode the places of all logs; CorruptError when they are none."""
-    return {log: _reached(log, value) for log, value in found.items() if log != _SELECTION}
-
-
-def _reached(log: str, found: object) -> Reached:
-    match found:
-        case {"id": str(log_id), "first": int(first), "offset": int(offset), **others} if 1 <= first <= offset and set(
-            others
-        ) <= {"initial"}:
-            what = f"offset of the stream in log {log}"
-            return Reached(check_log_id(log_id, what), first, offset, bool(others.get("initial", False)))
-    message = f"offset of the stream in log {log[:80]!r}: expected id, first and offset, found {str(found)[:200]}"
-    raise CorruptError(message)
+    places = {log: place for log, place in found.items() if log != _SELECTION}
+    what = "offset of the stream in log"
+    return {log: Reached.from_json(Fields(place, f"{what} {log[:80]!r}")) for log, place in places.items()}
 
 
 def begin_of(log: str, before: Mapping[str, Reached], end: Reached) -> int:
@@ -358,7 +357,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where each log ends: those asked for, those that the stream has read, and their successors."""
         store = open_store(self._request.reading.store)
         names = set(self._request.reading.logs or list_logs(store, self._request.reading.prefix)) | set(before)
-        look = partial(self._look, store, before)
+        look = partial(self._present_manifest, store, before)
         ends: dict[str, Reached] = {}
         waiting = sorted(names)
         while waiting:
@@ -375,7 +374,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names |= successors
         return ends
 
-    def _look(self, store: ObjectStore, before: Mapping[str, Reached], log: str) -> Manifest | None:
+    def _present_manifest(self, store: ObjectStore, before: Mapping[str, Reached], log: str) -> Manifest | None:
         """Load a log's manifest; None when it is not there, and need not be."""
         request = self._request
         known = before.get(log)

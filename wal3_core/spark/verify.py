@@ -2,49 +2,59 @@
 
 The driver reads the manifests, and the snapshots that a task begins or ends in; the tasks read everything
 below, and those snapshots again, and add up what they found in each log; the driver adds up the sums of the
-tasks, and compares them with the manifests. Damage does not end the job: the rest is still checked.
+tasks, and compares them with the manifests. Damage does not end the job: the rest is still checked. The tasks only
+read, so repeating one is harmless.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark.sql import functions as sf
-
 from wal3_core.compaction.retried import Retried
-from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError, UnavailableError
+from wal3_core.errors import LogError, LogReplacedError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, ScrubReport, cursor_problems, pruned_where_gaps, still_named
-from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, check_log_name
-from wal3_core.model.setsum import EMPTY
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, LogId, check_log_name
+from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import shared_runtime
-from wal3_core.spark.columns import batch_of
-from wal3_core.spark.jobs import JobResults, cores, named_jobs
+from wal3_core.runtime import map_ahead, shared_runtime
+from wal3_core.spark.jobs import JobResults, cores, run_tasks
 from wal3_core.spark.requests import check_shared
-from wal3_core.spark.task_context import AGAIN
-from wal3_core.spark.tasks import LogPiece, count_pieces, cut, pieces_of
-from wal3_core.spark.verify_task import READ_TOTALS, ROWS_AT_ONCE, Problematic, Totals, verify_task
+from wal3_core.spark.tasks import (
+    LogPiece,
+    Result,
+    count_pieces,
+    cut,
+    from_text,
+    give,
+    in_batches,
+    pieces_of,
+    pointer_of,
+    to_text,
+)
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
 
-_WORK = pa.schema(
-    {"task": pa.int64(), "log": pa.string(), "log_id": pa.string(), "pointer": pa.string(), "opened": pa.bool_()}
-)
+    # The result of reading one object of a log: sound without an error.
+    _Read = tuple[str, Pointer, LogError | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +83,6 @@ def plan_log(store: ObjectStore, log: str) -> VerifyPlan:
     return VerifyPlan(log=log, problems=(Problem(MANIFEST, str(found)),)) if isinstance(found, LogError) else found
 
 
-def work_table(numbered: Iterable[tuple[int, LogPiece]]) -> pa.Table:
-    """Return the rows of ``verify_task``, each with its task's number; only some pieces are held at a time."""
-    rows = (
-        (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
-        for number, piece in numbered
-    )
-    batches = []
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        batches.append(batch_of(some, _WORK))
-    return pa.Table.from_batches(batches, schema=_WORK)
-
-
 def _read(store: ObjectStore, log: str) -> VerifyPlan:
     manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
     try:
@@ -95,7 +93,111 @@ def _read(store: ObjectStore, log: str) -> VerifyPlan:
     return VerifyPlan(log=log, manifest=manifest, problems=problems)
 
 
-# About the size of a snapshot of full fragments, which one task reads.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadObject:
+    """A damaged, denied or ``missing`` object, and the offsets that it covers."""
+
+    path: str
+    start: int
+    limit: int
+    problem: str
+    missing: bool
+
+
+@dataclass(slots=True)
+class ReadSums:
+    """What was read of one log, by one task or by all: the sums of its sound objects, and the others."""
+
+    setsum: Setsum = EMPTY
+    num_records: int = 0
+    num_bytes: int = 0
+    num_fragments: int = 0
+    num_snapshots: int = 0
+    bad: list[BadObject] = field(default_factory=list)
+
+    def add(self, pointer: Pointer, error: LogError | None) -> None:
+        """Add the result of reading one object."""
+        if error is not None:
+            start, limit, missing = pointer.start.offset, pointer.limit.offset, isinstance(error, MissingError)
+            bad = BadObject(path=pointer.path, start=start, limit=limit, problem=str(error), missing=missing)
+            self.bad.append(bad)
+        elif isinstance(pointer, SnapshotPointer):
+            # Its records are counted by the fragments below it.
+            self.num_snapshots += 1
+        else:
+            self.setsum += pointer.setsum
+            self.num_records += pointer.num_records
+            self.num_bytes += pointer.num_bytes
+            self.num_fragments += 1
+
+    def to_texts(self) -> list[str]:
+        """Return it as texts: the sums, and each bad object."""
+        sums = {name: getattr(self, name) for name in _COUNTS}
+        return [json.dumps({"setsum": self.setsum.hexdigest(), **sums}), *(json.dumps(asdict(one)) for one in self.bad)]
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str]) -> ReadSums:
+        """Add up what tasks found in the same log."""
+        found = cls()
+        for said in map(json.loads, texts):
+            if "path" in said:
+                found.bad.append(BadObject(**said))
+                continue
+            found.setsum += Setsum.from_hexdigest(said["setsum"])
+            for name in _COUNTS:
+                setattr(found, name, getattr(found, name) + said[name])
+        return found
+
+
+_COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots")
+_FETCHES_AHEAD = 4
+
+
+def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
+    """Read back the objects of rows of WORK, each a piece of a log; the results are the texts of each log's sums.
+
+    They are added up here, not by Spark: it would compile an aggregation of its own, and shuffle once more, for
+    a few numbers of each log. What an opened snapshot holds comes in rows of its own.
+    """
+    sums: dict[str, ReadSums] = {}
+    for log, pointer, error in _read_back(batches, store_url):
+        sums.setdefault(log, ReadSums()).add(pointer, error)
+    results: Iterator[Result] = ((log, False, text) for log, found in sums.items() for text in found.to_texts())
+    yield from give(in_batches(results))
+
+
+def _read_back(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[_Read]:
+    store, runtime = open_store(store_url), shared_runtime()
+
+    def work() -> Iterator[Callable[[], _Read]]:
+        for batch in batches:
+            for log, text in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True):
+                fields = from_text(text, f"log {log}: piece")
+                log_id, opened = LogId(fields.string("log_id")), fields.flag("opened")
+                reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
+                yield from _expanded(reader, log, pointer_of(fields.object("pointer")), opened=opened)
+
+    return map_ahead(runtime, operator.call, work(), count=_FETCHES_AHEAD)
+
+
+def _expanded(reader: LogReader, log: str, pointer: Pointer, *, opened: bool = False) -> Iterator[Callable[[], _Read]]:
+    """Yield the fetch of a fragment as work to be done; open a snapshot at once, and yield what it holds."""
+    if isinstance(pointer, FragmentPointer):
+        yield partial(_fetched, reader, log, pointer)
+        return
+    found = try_log(reader.load_snapshot, pointer)
+    yield lambda: (log, pointer, found if isinstance(found, LogError) else None)
+    if not isinstance(found, LogError) and not opened:
+        for each in found.pointers:
+            yield from _expanded(reader, log, each)
+
+
+def _fetched(reader: LogReader, log: str, pointer: FragmentPointer) -> _Read:
+    found = try_log(reader.fetch, pointer)
+    return log, pointer, found if isinstance(found, LogError) else None
+
+
+# A task's bytes, by default: about those of a snapshot of full fragments.
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
@@ -118,7 +220,7 @@ def verify_logs(
             plans = list(threads.map(partial(plan_log, store), left))
         totals, again = _run(spark, store_url, plans, partition_bytes)
         retried += again
-        found = {plan.log: _report(store, plan, totals.get(plan.log, Totals())) for plan in plans}
+        found = {plan.log: _report(store, plan, totals.get(plan.log, ReadSums())) for plan in plans}
         reports |= {log: report for log, report in found.items() if report is not None}
         left = [log for log, report in found.items() if report is None]
         if not left:
@@ -129,35 +231,33 @@ def verify_logs(
 
 def _run(
     spark: SparkSession, store_url: str, plans: Sequence[VerifyPlan], partition_bytes: int
-) -> tuple[dict[str, Totals], Retried]:
+) -> tuple[dict[str, ReadSums], Retried]:
     """Run the plans' pieces as tasks, and add up what they find, by log; say what Spark ran again."""
     pieces = [piece for plan in plans for piece in plan.pieces]
     if not pieces:
         return {}, Retried()
     count = count_pieces(pieces, cores=cores(spark), task_bytes=partition_bytes)
-    results = (
-        spark.createDataFrame(work_table(cut(open_store(store_url), pieces, count=count)))
-        .repartitionById(count, sf.col("task").cast("int"))
-        .mapInArrow(partial(verify_task, store_url=store_url), READ_TOTALS)
-    )
-    totals: dict[str, Totals] = {}
-    with named_jobs(spark, f"verification of {len(plans)} logs") as watch:
-        # A few rows at a time: as Python objects, those of many logs take much more memory than in Arrow.
-        for batch in results.toArrow().to_batches(max_chunksize=ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                totals.setdefault(row["log"], Totals()).merge(Totals.from_row(row))
-        watch.add_earlier(totals.pop(AGAIN, Totals()).num_records)
-    return totals, watch.retried
+    rows = work_of(cut(open_store(store_url), pieces, count=count))
+    task = partial(verify_task, store_url=store_url)
+    found, retried = run_tasks(spark, rows, count, task, f"verification of {len(plans)} logs")
+    return {log: ReadSums.of_texts(each.results) for log, each in found.items()}, retried
 
 
-def _report(store: ObjectStore, plan: VerifyPlan, totals: Totals) -> ScrubReport | None:
+def work_of(numbered: Iterable[tuple[int, LogPiece]]) -> Iterator[tuple[int, str, str]]:
+    """Yield the rows of ``verify_task``, each with its task's number."""
+    for number, piece in numbered:
+        what: JsonObject = {"log_id": piece.log_id, "pointer": piece.pointer.to_json(), "opened": piece.opened}
+        yield number, piece.log, to_text(what)
+
+
+def _report(store: ObjectStore, plan: VerifyPlan, totals: ReadSums) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
     bad = totals.bad
     rechecked = _recheck_missing(store, plan, [one for one in bad if one.missing])
     if rechecked is None:
         return None
     gone = [one for one in bad if one.missing and one not in rechecked]
-    reported = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
+    reported = sorted((one for one in bad if one not in gone), key=lambda one: one.start)
     problems = [*(Problem(one.path, one.problem) for one in reported), *plan.problems]
     manifest = plan.manifest
     if manifest is not None and not problems and not gone:
@@ -181,7 +281,7 @@ def _report(store: ObjectStore, plan: VerifyPlan, totals: Totals) -> ScrubReport
     )
 
 
-def _recheck_missing(store: ObjectStore, plan: VerifyPlan, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _recheck_missing(store: ObjectStore, plan: VerifyPlan, missing: Sequence[BadObject]) -> list[BadObject] | None:
     """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
     if not missing or plan.manifest is None:
         return []
@@ -192,14 +292,14 @@ def _recheck_missing(store: ObjectStore, plan: VerifyPlan, missing: Sequence[Pro
     return None if isinstance(rechecked, LogError) else rechecked
 
 
-def _recheck(reader: LogReader, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _recheck(reader: LogReader, missing: Sequence[BadObject]) -> list[BadObject] | None:
     newest = reader.manifest()
-    lost = [one for one in missing if still_named(reader, newest, one.path, int(one.start), int(one.limit))]
+    lost = [one for one in missing if still_named(reader, newest, one.path, one.start, one.limit)]
     first = newest.first.position.offset
-    return lost if all(one in lost or int(one.limit) <= first for one in missing) else None
+    return lost if all(one in lost or one.limit <= first for one in missing) else None
 
 
-def _imbalances(manifest: Manifest, totals: Totals) -> list[Problem]:
+def _imbalances(manifest: Manifest, totals: ReadSums) -> list[Problem]:
     """Compare what was read with the whole log's counts and checksum."""
     compared = (
         ("setsum", manifest.setsum, totals.setsum + manifest.pruned),

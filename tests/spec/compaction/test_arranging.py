@@ -246,7 +246,7 @@ def test_pass_that_cannot_record_all_groups_goes_on_where_it_ended(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log that is arranged late: each fragment is rewritten once, however many passes it takes."""
-    monkeypatch.setattr("wal3_core.compaction.grouping.MEMBERS_MAX", 4)
+    monkeypatch.setattr("wal3_core.compaction.selection.MEMBERS_MAX", 4)
     keyed_log(memory_store, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
     rng = random.Random(1)
     append(memory_store, *([(b"%d" % number, rng.randbytes(4000))] for number in range(10)))

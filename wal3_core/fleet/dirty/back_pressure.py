@@ -17,7 +17,6 @@ from wal3_core.arguments import checked, integer, optional, several
 from wal3_core.errors import BackPressureError, InvalidRequestError, LogError, LogNotFoundError, LogReplacedError
 from wal3_core.fleet.dirty.rollup_plan import MarkedLog
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.log.write.writer import num_offsets_held
 from wal3_core.model.cursor import BYTES_MAX, Cursor, consumes
 from wal3_core.model.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
 from wal3_core.model.policy import UNPROCESSED_MIN
@@ -31,10 +30,9 @@ from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from wal3_core.fleet.open_logs import FleetOptions
-    from wal3_core.log.write.writer import LogWriter
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.policy import Policy
     from wal3_core.model.strict_json import JsonObject
@@ -89,11 +87,6 @@ class Pressure:
         }
 
 
-def _needs_no_cursor(policy: Policy) -> bool:
-    """Whether a log without cursors is as its owner wants it: what is compacted alone holds what is newest."""
-    return policy.without_cursors or not policy.collects
-
-
 def pressure_of(
     log: str, manifest: Manifest, cursors: Mapping[str, int] | None, policy: Policy | None, unprocessed_max: int | None
 ) -> Pressure:
@@ -106,7 +99,8 @@ def pressure_of(
     limit = unprocessed_max
     if policy is not None and policy.unprocessed_max is not None:
         limit = policy.unprocessed_max
-    elif policy is not None and _needs_no_cursor(policy) and cursors is not None and not cursors:
+    elif policy is not None and cursors == {} and (policy.without_cursors or not policy.collects):
+        # As its owner wants it: what is compacted alone holds what is newest.
         limit = None
     if manifest.seal is not None:
         limit = None
@@ -181,10 +175,9 @@ def measure(
     manifests = ManifestStore(with_retries(log_store(store, log), runtime, retry), runtime, retry)
     manifest = manifests.load().manifest
     policy = PolicyStore(store, log, runtime=runtime, retry=retry, log_id=manifest.log_id).saved()
-    # As if nothing was processed.
-    most = pressure_of(log, manifest, None, policy, unprocessed_max)
-    if not whole and not most.over:
-        return most
+    if_none_processed = pressure_of(log, manifest, None, policy, unprocessed_max)
+    if not whole and not if_none_processed.over:
+        return if_none_processed
     return pressure_of(log, manifest, _cursors(manifests, runtime, retry), policy, unprocessed_max)
 
 
@@ -204,30 +197,28 @@ def _cursors(manifests: ManifestStore, runtime: Runtime, retry: RetryOptions) ->
 # or while it has no limit, after so many records at most.
 _SHARE_OF_LIMIT = 4
 _UNKNOWN_RECORDS = 10_000
-# A log that is refused, and one whose check failed, is not checked again sooner.
+# The pause before a log is checked again that is refused, or whose check failed.
 _AGAIN_S = 5.0
-# So long after a check it refuses appends: a check that cannot be repeated does not refuse them for ever.
+# A refusal expires so long after its check: one that cannot be repeated does not refuse appends for ever.
 _VALID_S = 60.0
 # Checks under way at the same time: they leave most workers to appends.
 _CHECKS_MAX = 4
-# State is kept for so many times more logs than may be open: a log that is closed for others stays refused.
+# Logs that are remembered for each that may be open: one that is closed for others stays refused.
 _KEPT_PER_OPEN = 4
 # A check is repeated anyway.
 _ONCE = RetryOptions(attempts_max=1)
 
 
+@dataclass(slots=True, eq=False)
 class _CheckedLog:
     """What is known of a log: ``due`` is after how many records it is checked, ``over`` why it is refused."""
 
-    __slots__ = ("checked_s", "checking", "due", "not_before_s", "over", "records")
-
-    def __init__(self, due: int, records: int) -> None:
-        self.due = due
-        self.records = records
-        self.checking = False
-        self.not_before_s = float("-inf")
-        self.checked_s = float("-inf")
-        self.over: Pressure | None = None
+    due: int
+    records: int
+    checking: bool = False
+    not_before_s: float = float("-inf")
+    checked_s: float = float("-inf")
+    over: Pressure | None = None
 
 
 class BackPressure:
@@ -268,14 +259,23 @@ class BackPressure:
             self._begin()
         if valid:
             self._runtime.observer.refused(log)
-            raise _error(over)
+            raise BackPressureError(
+                f"{over.reason}: the append was not begun; appends are accepted again once it has caught up",
+                log=log,
+                consumer=over.consumer or "",
+                unprocessed=over.unprocessed,
+                limit=over.limit or 0,
+            )
 
-    def appended(self, log: str, writer: LogWriter, num_records: int) -> None:
-        """Count durable records, and have their log checked when it is due. From a worker; never raises a LogError."""
+    def appended(self, log: str, num_held: Callable[[], int], num_records: int) -> None:
+        """Count durable records, and have their log checked when it is due. From a worker; never raises a LogError.
+
+        ``num_held`` returns how many offsets the log holds.
+        """
         with self._lock:
             watched = self._watched.get(log)
             if watched is None:
-                watched = self._watch(log, writer)
+                watched = self._watch(log, num_held)
             self._watched.move_to_end(log)
             watched.records += num_records
             is_due = watched.records >= watched.due and self._runtime.monotonic_s() >= watched.not_before_s
@@ -294,11 +294,11 @@ class BackPressure:
             self._closed = True
             self._waiting.clear()
 
-    def _watch(self, log: str, writer: LogWriter) -> _CheckedLog:
+    def _watch(self, log: str, num_held: Callable[[], int]) -> _CheckedLog:
         limit = self._unprocessed_max
         due = _UNKNOWN_RECORDS if limit is None else min(_UNKNOWN_RECORDS, limit // _SHARE_OF_LIMIT)
         # No more can be unprocessed than a log holds. Without a limit for all logs, few have one: no hurry.
-        held = 0 if limit is None else num_offsets_held(writer)
+        held = 0 if limit is None else num_held()
         watched = self._watched[log] = _CheckedLog(due, due if held >= UNPROCESSED_MIN else 0)
         while len(self._watched) > self._kept_max:
             oldest, _ = self._watched.popitem(last=False)
@@ -387,11 +387,3 @@ class BackPressure:
             self._refusals.warn("appends are refused: %s", over.reason)
         elif was_over and over is None:
             WRITER.info("log %s: appends are accepted again", log)
-
-
-def _error(over: Pressure) -> BackPressureError:
-    assert over.limit is not None
-    message = f"{over.reason}: the append was not begun; appends are accepted again once it has caught up"
-    return BackPressureError(
-        message, log=over.log, consumer=over.consumer or "", unprocessed=over.unprocessed, limit=over.limit
-    )

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
@@ -20,12 +21,9 @@ from wal3_core.errors import (
     ClosedError,
     InvalidRequestError,
     LogError,
-    LogNotFoundError,
-    LogReplacedError,
-    NotDurableError,
-    SealedError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.fleet.outcomes import ends_writer
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_told
 from wal3_core.model.marker import Marker
@@ -46,36 +44,25 @@ if TYPE_CHECKING:
 
     _Batch = list[tuple[Marker, Outcome[None]]]
 
-# On S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
+# Lanes of a server: on S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
 LANES_MAX = 12
-# Batches are at least this far apart: on a fast store one lane is enough, and more would only cost requests.
+# The time between batches, at least: on a fast store one lane is enough, and more would only cost requests.
 _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.
 _LINGER_SHARE = 0.05
 _LINGER_S_MAX = 0.002
-# In place of a store: outcomes of markers share workers only with each other.
+# A share's name, in place of a store: outcomes of markers share workers only with each other.
 _MARKS = "marks"
-# For so long after a lane could not be opened, no other is tried.
+# The pause before another lane is tried, after one that could not be opened.
 _OPEN_AGAIN_S = 5.0
 
 
-def dirty_log_of(server: str) -> str:
-    """Return the name of a server's dirty log; InvalidRequestError unless the server's name may be part of it."""
-    name = text(server, "server")
-    if "/" in name:
-        message = f"server: expected a name without /, found {name[:80]!r}"
-        raise InvalidRequestError(message)
-    return check_log_name(f"{DIRTY}/{name}", "dirty log")
-
-
+@dataclass(slots=True, eq=False)
 class _Lane:
     """One of a server's dirty logs, with at most one batch under way."""
 
-    __slots__ = ("batch", "writer")
-
-    def __init__(self, writer: LogWriter) -> None:
-        self.writer = writer
-        self.batch: _Batch = []
+    writer: LogWriter
+    batch: _Batch = field(default_factory=list)
 
 
 class DirtyLog:
@@ -124,7 +111,10 @@ class DirtyLog:
         runtime: Runtime | None = None,
     ) -> Self:
         """Open the dirty log of a server, ``dirty/SERVER``, creating it first when it does not exist."""
-        name, runtime = dirty_log_of(server), runtime or shared_runtime()
+        if "/" in server:
+            message = f"server: expected a name without /, found {server[:80]!r}"
+            raise InvalidRequestError(message)
+        name, runtime = check_log_name(f"{DIRTY}/{server}", "dirty log"), runtime or shared_runtime()
         if lanes_max < 1:
             message = f"lanes_max: expected at least 1, found {lanes_max}"
             raise InvalidRequestError(message)
@@ -311,11 +301,3 @@ def assigned(dirty_logs: Iterable[str], compactors: Iterable[str]) -> dict[str, 
 def _weight(compactor: str, log: str) -> bytes:
     # The length separates the two names: no other pair has the same bytes.
     return hashlib.sha256(f"{len(compactor)}:{compactor}{log}".encode()).digest()
-
-
-def ends_writer(error: BaseException | None) -> bool:
-    """Whether every later append of the writer fails in the same way: its log is sealed, destroyed, or another one."""
-    if isinstance(error, SealedError | LogReplacedError | ClosedError):
-        return True
-    # Destroyed, and no other log has its name yet.
-    return isinstance(error, NotDurableError) and isinstance(error.__cause__, LogNotFoundError)

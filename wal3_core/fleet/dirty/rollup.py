@@ -25,7 +25,10 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnknownDurabilityError,
 )
+from wal3_core.fleet.dirty.back_pressure import measure_logs
+from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup_plan import (
+    Decision,
     LogProbe,
     MarkerRange,
     RollUpOptions,
@@ -46,7 +49,7 @@ from wal3_core.model.marker import fold, life_of_log
 from wal3_core.model.paths import MANIFEST, check_log_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
@@ -56,8 +59,10 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from wal3_core.fleet.dirty.back_pressure import Pressure
     from wal3_core.fleet.dirty.rollup_plan import MarkedLog
     from wal3_core.model.marker import Marker
+    from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
 
@@ -95,41 +100,32 @@ def _probe(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers
     if not isinstance(manifest, Manifest):
         # A vacancy: no life that was marked is to come there.
         return [LogProbe()] * len(markers)
-    lives = {life_of_log(manifest.log_id)}
     processed = None
-    if options.cursor is not None and any(marker.life in lives for marker in markers):
+    if options.cursor is not None and life_of_log(manifest.log_id) in {marker.life for marker in markers}:
         same = ManifestStore(inside, runtime, options.retry, log_id=manifest.log_id)
-        processed = _processed(same, options, runtime)
+        cursors = NamedStore(same, runtime, options.retry, Cursor.from_fields, bytes_max=BYTES_MAX)
+        saved = cursors.load(cursor_path(options.cursor))
+        processed = None if saved is None else saved.document.position.offset
         if processed is not None and processed > manifest.next.position.offset:
             # It has moved on since. Or an older manifest was restored: then it says nothing of what was appended again.
             manifest = same.load().manifest
             processed = processed if processed <= manifest.next.position.offset else None
-    return [_probed(manifest, marker, processed) for marker in markers]
-
-
-def _processed(manifests: ManifestStore, options: RollUpOptions, runtime: Runtime) -> int | None:
-    cursors = NamedStore(manifests, runtime, options.retry, Cursor.from_fields, bytes_max=BYTES_MAX)
-    seen = None if options.cursor is None else cursors.load(cursor_path(options.cursor))
-    return None if seen is None else seen.document.position.offset
-
-
-def _probed(manifest: Manifest, marker: Marker, processed: int | None) -> LogProbe:
     first = manifest.first.position.offset
-    begin = marker.start if processed is None else processed
-    return LogProbe(
+    probe = LogProbe(
         log_id=manifest.log_id,
         first=first,
         next=manifest.next.position.offset,
         sealed=manifest.seal is not None,
         keyed=manifest.keyed,
         processed=processed,
-        num_bytes=stored_bytes_from(manifest, max(first, begin)),
     )
+    begins = (marker.start if processed is None else processed for marker in markers)
+    return [replace(probe, num_bytes=stored_bytes_from(manifest, max(first, begin))) for begin in begins]
 
 
 # The dirty log's own cursor: everything before it was rolled up.
 ROLLUP = "rollup"
-# A roll-up that only rewrites markers must leave at most one for so many.
+# Markers that a roll-up reads for each that it leaves, at least, if all that it does is to rewrite them.
 _SHRINKS = 2
 _APPENDED_AT_ONCE = 10_000
 _APPENDS_MAX = 8
@@ -262,16 +258,20 @@ class RollUp:
         fenced = replace(plan, logs=tuple(self._fence_overdue(plan)))
         num_fenced = sum(before != after for before, after in zip(plan.logs, fenced.logs, strict=True))
         names = frozenset(handled)
-        left = fenced.left(names)
+        left, begin = fenced.left(names), 0 if witness is None else witness.cursor.position.offset
         unchanged = left == [each.marker for each in plan.logs] and marker_range.num_markers <= _SHRINKS * len(left)
         # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it. So is
         # one of a restored dirty log: beyond its end, the cursor would hide those that come before it.
-        whole = marker_range.num_markers < self._options.markers_max and _offset(witness) <= marker_range.limit.offset
+        whole = marker_range.num_markers < self._options.markers_max and begin <= marker_range.limit.offset
         if unchanged and whole:
             return self._finished(RollUpEnd.NOTHING_TO_DO, plan, 0, num_fenced)
         self._append([marker.reinserted() for marker in left])
         try:
-            _advance(stores, marker_range.limit, witness)
+            # From the version that the plan was read with.
+            if witness is None:
+                stores.cursors.init(ROLLUP, marker_range.limit, owner=Owner.ROLLUP)
+            else:
+                stores.cursors.save(ROLLUP, marker_range.limit, witness, owner=Owner.ROLLUP)
         except CursorConflictError:
             return self._finished(RollUpEnd.OVERTAKEN, plan, len(left), num_fenced)
         COLLECT.info(
@@ -344,17 +344,113 @@ class RollUp:
         return manifests.load().manifest.next.position.offset
 
 
-def _offset(witness: Witness | None) -> int:
-    return 0 if witness is None else witness.cursor.position.offset
-
-
 def _generation(witness: Witness | None) -> int:
     return 0 if witness is None else witness.cursor.generation
 
 
-def _advance(stores: LogStores, limit: LogPosition, witness: Witness | None) -> None:
-    """Move the cursor from the version that the plan was read with; create it if there was none."""
-    if witness is not None:
-        stores.cursors.save(ROLLUP, limit, witness, owner=Owner.ROLLUP)
-        return
-    stores.cursors.init(ROLLUP, limit, owner=Owner.ROLLUP)
+# ---------------------------------------------------------------------- how a fleet is doing
+
+# The other marked logs are gone, caught up, or wait for a commit.
+_DIRTY = frozenset({Decision.KEPT, Decision.SELECTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatus:
+    """A marked log with unprocessed records; ``age_s`` is the age of the oldest of its records that is marked."""
+
+    pressure: Pressure
+    age_s: float
+
+    @property
+    def log(self) -> str:
+        """The log's name."""
+        return self.pressure.log
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        return {**self.pressure.to_json(), "age_us": round(self.age_s * US_PER_S)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """A fleet at one moment.
+
+    ``markers`` counts the markers that wait in each dirty log. ``logs`` are the marked logs with unprocessed records,
+    the one marked first first. ``num_marked`` counts all marked logs, ``gone`` are those among them that do not exist.
+    ``unreadable`` has the errors of marked logs and of dirty logs. ``guessed`` says why ages are by the clock of the
+    machine that looked, if they are not by the store's.
+    """
+
+    markers: dict[str, int]
+    num_marked: int
+    logs: tuple[LogStatus, ...]
+    gone: tuple[str, ...]
+    unreadable: dict[str, str]
+    guessed: str | None = None
+
+    @property
+    def num_unprocessed(self) -> int:
+        """How many records of all logs are unprocessed."""
+        return sum(each.pressure.unprocessed for each in self.logs)
+
+    @property
+    def age_s(self) -> float:
+        """The age of the oldest marked record of a log that has unprocessed ones; 0 when there is none."""
+        return max((each.age_s for each in self.logs), default=0.0)
+
+    @property
+    def over(self) -> tuple[Pressure, ...]:
+        """The logs over their limit, the farthest behind first."""
+        found = (each.pressure for each in self.logs if each.pressure.over)
+        return tuple(sorted(found, key=lambda each: (-each.unprocessed, each.log)))
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        return {
+            "dirty_logs": [{"dirty_log": name, "markers": count} for name, count in self.markers.items()],
+            "marked": self.num_marked,
+            "unprocessed": self.num_unprocessed,
+            "age_us": round(self.age_s * US_PER_S),
+            "over": [each.log for each in self.over],
+            "gone": list(self.gone),
+            "unreadable": [{"log": log, "error": error} for log, error in self.unreadable.items()],
+            "logs": [each.to_json() for each in self.logs],
+        }
+
+
+def fleet_status(store: ObjectStore, unprocessed_max: int | None = None) -> FleetStatus:
+    """Look at the dirty logs of a store and at the logs marked there; the limit is for logs whose policy has none.
+
+    Costs what ``RollUp.read`` costs for each dirty log, and what ``over_limit`` costs for each marked log; never
+    anything for a log that is not marked. Changes nothing.
+
+    An error of one log is in the answer. UnavailableError when the store does not answer.
+    """
+    plans: list[RollUpPlan] = []
+    unreadable: dict[str, str] = {}
+    for name in dirty_logs(store):
+        plan = try_log(lambda name: RollUp(store, name).read(), name)
+        if isinstance(plan, LogError):
+            unreadable[name] = f"{type(plan).__name__}: {plan}"
+        else:
+            plans.append(plan)
+    marked = [each for plan in plans for each in plan.logs]
+    unreadable |= {each.log: each.reason for each in marked if each.decision is Decision.UNREADABLE}
+    ages_s: dict[str, float] = {}
+    for each in marked:
+        if each.decision in _DIRTY:
+            ages_s[each.log] = max(each.age_s, ages_s.get(each.log, 0.0))
+    logs = []
+    for log, pressure in measure_logs(store, ages_s, unprocessed_max).items():
+        if isinstance(pressure, LogError):
+            unreadable[log] = f"{type(pressure).__name__}: {pressure}"
+        elif pressure.unprocessed:
+            logs.append(LogStatus(pressure=pressure, age_s=ages_s[log]))
+    return FleetStatus(
+        markers={plan.marker_range.dirty_log: plan.marker_range.num_markers for plan in plans},
+        num_marked=len({each.log for each in marked}),
+        logs=tuple(sorted(logs, key=lambda each: (-each.age_s, each.log))),
+        gone=tuple(sorted({each.log for each in marked if each.decision is Decision.GONE})),
+        unreadable=unreadable,
+        guessed=next((plan.guessed for plan in plans if plan.guessed is not None), None),
+    )

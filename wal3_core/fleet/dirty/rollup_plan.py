@@ -10,12 +10,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.marker import Marker, life_of_log
-from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.paths import LogId, check_cursor_name, check_log_id
+from wal3_core.model.paths import LOG_ID, LogId, check_cursor_name
 from wal3_core.model.position import LogPosition
+from wal3_core.model.strict_json import (
+    FLAG,
+    INTEGER,
+    TEXT,
+    Kind,
+    Member,
+    Stored,
+    dump_members,
+    nested,
+    one_of,
+    read_members,
+    several,
+)
 from wal3_core.options import GIB, RetryOptions, check_ranges
 from wal3_core.runtime import US_PER_S
 
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
 _COUNT_MAX = 2**63 - 1
 _AHEAD_MAX = 2**31 - 1
 _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
+# Shown in microseconds.
+_SECONDS = Kind(lambda fields, name: fields.integer(name) / US_PER_S, lambda seconds: round(seconds * US_PER_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +119,7 @@ class LogProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedLog:
+class MarkedLog(Stored):
     """What a roll-up found about one life of a marked log, and its decision, with the reason in a sentence.
 
     ``marker`` is the folded marker. ``rest`` is the part of it that is not decided yet: its fragment may still be
@@ -125,6 +138,18 @@ class MarkedLog:
     age_s: float = 0.0
     over: bool = False
     keyed: bool = False
+    MEMBERS = (
+        Member("decision", one_of(Decision)),
+        Member("reason", TEXT),
+        Member("records", INTEGER, "num_records"),
+        Member("bytes", INTEGER, "num_bytes"),
+        Member("age_us", _SECONDS, "age_s"),
+        Member("over", FLAG),
+        Member("overdue", FLAG),
+        Member("marker", nested(Marker)),
+        Member("keyed", FLAG, default=False),
+        Member("rest", nested(Marker), default=None),
+    )
 
     @property
     def log(self) -> str:
@@ -154,37 +179,13 @@ class MarkedLog:
 
     def to_json(self) -> JsonObject:
         """Return as a JSON object."""
-        rest: JsonObject = {} if self.rest is None else {"rest": marker_to_json(self.rest)}
-        return {
-            "log": self.log,
-            "decision": self.decision.value,
-            "reason": self.reason,
-            "records": self.num_records,
-            "bytes": self.num_bytes,
-            "age_us": round(self.age_s * US_PER_S),
-            "over": self.over,
-            "overdue": self.overdue,
-            "marker": marker_to_json(self.marker),
-            **({"keyed": True} if self.keyed else {}),
-            **rest,
-        }
+        return {"log": self.log, **dump_members(self, self.MEMBERS)}
 
     @classmethod
     def from_json(cls, fields: Fields) -> MarkedLog:
         """Read from a JSON object."""
         fields.string("log")
-        found = cls(
-            decision=_decision(fields.string("decision"), fields.what),
-            reason=fields.string("reason"),
-            num_records=fields.integer("records"),
-            num_bytes=fields.integer("bytes"),
-            age_s=fields.integer("age_us") / US_PER_S,
-            over=fields.flag("over"),
-            overdue=fields.flag("overdue"),
-            keyed=fields.has("keyed") and fields.flag("keyed"),
-            marker=marker_from_json(fields.object("marker")),
-            rest=marker_from_json(fields.object("rest")) if fields.has("rest") else None,
-        )
+        found = cls(**read_members(fields, cls.MEMBERS))
         fields.finish()
         return found
 
@@ -226,65 +227,57 @@ def since(marker: Marker, offset: int) -> Marker | None:
     return replace(marker, start=offset, num_records=num_records, first_us=marker.limit.timestamp_us, reinsertions=0)
 
 
-def decide(marker: Marker, looked: LogProbe, now_us: int, options: RollUpOptions) -> MarkedLog:
+def decide(marker: Marker, probe: LogProbe, now_us: int, options: RollUpOptions) -> MarkedLog:
     """Decide about one folded marker by its log, which was looked up after the marker was read."""
     marker = replace(marker, ranges=())
-    if looked.error is not None:
-        return MarkedLog(marker=marker, decision=Decision.UNREADABLE, reason=looked.error)
-    if life_of_log(LogId(looked.log_id)) != marker.life:
-        reason = "the name has another log now" if looked.log_id else "no log of this name"
+    if probe.error is not None:
+        return MarkedLog(marker=marker, decision=Decision.UNREADABLE, reason=probe.error)
+    if life_of_log(LogId(probe.log_id)) != marker.life:
+        reason = "the name has another log now" if probe.log_id else "no log of this name"
         return MarkedLog(marker=marker, decision=Decision.GONE, reason=reason)
     # Nothing is committed behind a seal.
-    decided, rest = before(marker, looked.next), None if looked.sealed else since(marker, looked.next)
+    decided, rest = before(marker, probe.next), None if probe.sealed else since(marker, probe.next)
     waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / US_PER_S
     found = MarkedLog(
-        marker=decided if looked.sealed and decided is not None else marker,
+        marker=decided if probe.sealed and decided is not None else marker,
         decision=Decision.KEPT,
         reason="",
         rest=rest,
         overdue=rest is not None and waited_s >= options.undecided_s,
         age_s=max(0.0, (now_us - marker.first_us) / US_PER_S),
-        keyed=looked.keyed,
+        keyed=probe.keyed,
     )
-    processed = max(looked.first, looked.processed or 0)
+    processed = max(probe.first, probe.processed or 0)
     if decided is None or processed >= decided.limit.offset:
-        return _not_dirty(found, looked, options)
+        return _not_dirty(found, probe, options)
     num_records = (
         min(decided.num_records, decided.limit.offset - max(decided.start, processed))
-        if looked.processed is None
-        else looked.next - processed
+        if probe.processed is None
+        else probe.next - processed
     )
     found = replace(
         found,
         num_records=num_records,
-        num_bytes=looked.num_bytes,
+        num_bytes=probe.num_bytes,
         over=num_records > options.unprocessed_max,
     )
     why = _why_selected(found, options)
     return replace(found, decision=Decision.SELECTED if why else Decision.KEPT, reason=why or "not due yet")
 
 
-def _decision(text: str, what: str) -> Decision:
-    try:
-        return Decision(text)
-    except ValueError as error:
-        message = f"{what}: expected one of {[each.value for each in Decision]}, found {text[:40]!r}"
-        raise CorruptError(message) from error
-
-
-def _not_dirty(found: MarkedLog, looked: LogProbe, options: RollUpOptions) -> MarkedLog:
+def _not_dirty(found: MarkedLog, probe: LogProbe, options: RollUpOptions) -> MarkedLog:
     """Decide about a log where nothing that was committed is unprocessed."""
     if found.rest is not None:
         reason = (
-            f"a fragment up to offset {found.rest.limit.offset} may still be committed; the log ends at {looked.next}"
+            f"a fragment up to offset {found.rest.limit.offset} may still be committed; the log ends at {probe.next}"
         )
         return replace(found, decision=Decision.UNDECIDED, reason=reason)
-    if looked.processed is not None and looked.processed >= looked.first:
-        reason = f"the cursor {options.cursor} is at offset {looked.processed}"
-    elif looked.sealed:
-        reason = f"the log was sealed at offset {looked.next} without them"
+    if probe.processed is not None and probe.processed >= probe.first:
+        reason = f"the cursor {options.cursor} is at offset {probe.processed}"
+    elif probe.sealed:
+        reason = f"the log was sealed at offset {probe.next} without them"
     else:
-        reason = f"the log begins at offset {looked.first}: they were collected"
+        reason = f"the log begins at offset {probe.first}: they were collected"
     return replace(found, decision=Decision.CAUGHT_UP, reason=reason)
 
 
@@ -311,48 +304,13 @@ def stored_bytes_from(manifest: Manifest, offset: int) -> int:
     return total
 
 
-def marker_to_json(marker: Marker) -> JsonObject:
-    """Return a marker as a JSON object."""
-    # Of more than can be read, what was marked twice counts twice.
-    few = 0 < len(marker.ranges) <= RANGES_MAX
-    ranges: JsonObject = {"ranges": OffsetRanges(marker.ranges).to_text(0)} if few else {}
-    return {
-        "log": marker.log,
-        "life": marker.life,
-        "start": marker.start,
-        "limit": marker.limit.to_json(),
-        "num_records": marker.num_records,
-        "first_us": marker.first_us,
-        "reinsertions": marker.reinsertions,
-        **ranges,
-    }
-
-
-def marker_from_json(fields: Fields) -> Marker:
-    """Read a marker from a JSON object."""
-    marker = Marker(
-        log=fields.string("log"),
-        life=fields.string("life"),
-        start=fields.integer("start"),
-        limit=LogPosition.from_json(fields.object("limit")),
-        num_records=fields.integer("num_records"),
-        first_us=fields.integer("first_us"),
-        reinsertions=fields.integer("reinsertions"),
-    )
-    if fields.has("ranges"):
-        ranges = OffsetRanges.from_text(fields.string("ranges"), 0, f"{fields.what}: ranges")
-        marker = replace(marker, ranges=ranges.ranges)
-    fields.finish()
-    return marker
-
-
 # A plan as text may name that many logs; each takes some 500 bytes.
 _LOGS_MAX = 1_000_000
 _PLAN_BYTES_MAX = 2**29
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkerRange:
+class MarkerRange(Stored):
     """A part of one life of a dirty log: from its cursor to ``limit``, exclusive.
 
     ``generation`` is the cursor's version, 0 when there was none. ``skipped`` markers were collected before they were
@@ -365,36 +323,19 @@ class MarkerRange:
     start: int
     limit: LogPosition
     skipped: int = 0
+    MEMBERS = (
+        Member("dirty_log", TEXT),
+        Member("log_id", LOG_ID),
+        Member("generation", INTEGER),
+        Member("start", INTEGER),
+        Member("limit", nested(LogPosition)),
+        Member("skipped", INTEGER),
+    )
 
     @property
     def num_markers(self) -> int:
         """How many markers it holds."""
         return self.limit.offset - self.start
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {
-            "dirty_log": self.dirty_log,
-            "log_id": self.log_id,
-            "generation": self.generation,
-            "start": self.start,
-            "limit": self.limit.to_json(),
-            "skipped": self.skipped,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> MarkerRange:
-        """Read from a JSON object."""
-        marker_range = cls(
-            dirty_log=fields.string("dirty_log"),
-            log_id=check_log_id(fields.string("log_id"), fields.what),
-            generation=fields.integer("generation"),
-            start=fields.integer("start"),
-            limit=LogPosition.from_json(fields.object("limit")),
-            skipped=fields.integer("skipped"),
-        )
-        fields.finish()
-        return marker_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +347,7 @@ class RollUpTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollUpPlan:
+class RollUpPlan(Stored):
     """What a roll-up found, and what it decided; nothing was changed for it.
 
     ``now_us`` is the store's time, unless ``guessed`` says why it is not known: then ages are by the clock of the
@@ -418,6 +359,12 @@ class RollUpPlan:
     now_us: int
     logs: tuple[MarkedLog, ...]
     guessed: str | None = None
+    MEMBERS = (
+        Member("stretch", nested(MarkerRange), "marker_range"),
+        Member("now_us", INTEGER),
+        Member("guessed", TEXT, default=None),
+        Member("logs", several(MarkedLog.from_json, _LOGS_MAX, MarkedLog.to_json)),
+    )
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -466,35 +413,17 @@ class RollUpPlan:
     def _with(self, *decisions: Decision) -> Iterator[MarkedLog]:
         return (each for each in self.logs if each.decision in decisions)
 
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object, from which ``from_text`` makes the plan again."""
-        guessed: JsonObject = {} if self.guessed is None else {"guessed": self.guessed}
-        return {
-            "stretch": self.marker_range.to_json(),
-            "now_us": self.now_us,
-            **guessed,
-            "logs": [each.to_json() for each in self.logs],
-        }
-
     @classmethod
     def from_text(cls, text: str) -> RollUpPlan:
         """Read what ``to_json`` returns, as text."""
-        fields = strict_json.load(text.encode(), what="roll-up", bytes_max=_PLAN_BYTES_MAX)
-        plan = cls(
-            marker_range=MarkerRange.from_json(fields.object("stretch")),
-            now_us=fields.integer("now_us"),
-            guessed=fields.string("guessed") if fields.has("guessed") else None,
-            logs=tuple(map(MarkedLog.from_json, fields.objects("logs", count_max=_LOGS_MAX))),
-        )
-        fields.finish()
-        return plan
+        return cls.from_json(strict_json.load(text.encode(), what="roll-up", bytes_max=_PLAN_BYTES_MAX))
 
 
 def plan_of(
-    marker_range: MarkerRange, looked: Iterable[tuple[Marker, LogProbe]], time: RollUpTime, options: RollUpOptions
+    marker_range: MarkerRange, probes: Iterable[tuple[Marker, LogProbe]], time: RollUpTime, options: RollUpOptions
 ) -> RollUpPlan:
     """Decide about each folded marker of a range."""
-    decided = (decide(marker, log, time.now_us, options) for marker, log in looked)
+    decided = (decide(marker, probe, time.now_us, options) for marker, probe in probes)
     if time.guessed is not None:
         # Selecting a log too early is harmless; moving its fence by a wrong clock would cost its writer an upload.
         decided = (replace(each, overdue=False) for each in decided)
