@@ -137,7 +137,7 @@ def scrub(
     reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
     manifest = _load_manifest(reader, log_store(store, log), runtime)
     if isinstance(manifest, Problem):
-        return _unread(log, manifest)
+        return unread_report(log, manifest)
     begin = _begin(manifest, start)
     tally = _Tally(begin=offset_of(begin) or 0)
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
@@ -212,7 +212,8 @@ def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime) -> Ma
         return Problem(MANIFEST, str(lost))
 
 
-def _unread(log: str, problem: Problem) -> ScrubReport:
+def unread_report(log: str, problem: Problem) -> ScrubReport:
+    """Return the report of a log of which nothing can be read."""
     return ScrubReport(
         log=log,
         setsum=EMPTY.hexdigest(),
