@@ -104,7 +104,7 @@ def link(source: Path, target: Path) -> None:
 
 def sensors() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the sensors that ask the store, each with its tick."""
-    from wal3_orchestration.defs.delay_queues.sensors import DELAY_QUEUES  # noqa: PLC0415 - see measure
+    from wal3_orchestration.defs.delay_queues import DELAY_QUEUES  # noqa: PLC0415 - see measure
     from wal3_orchestration.defs.dirty_logs.sensors import DIRTY_LOGS  # noqa: PLC0415 - see above
     from wal3_orchestration.defs.discovery import DISCOVERY  # noqa: PLC0415 - see above
     from wal3_orchestration.defs.garbage_collection.sensors import SENSORS  # noqa: PLC0415 - see above
@@ -140,7 +140,7 @@ def evaluated(folder: Path) -> dict[str, Any]:
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
     from wal3_orchestration.deployment import settings  # noqa: PLC0415 - see above
-    from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
+    from wal3_orchestration.framework.scope import StoreScope  # noqa: PLC0415 - see above
 
     found: dict[str, Any] = {}
     home = home_of(folder)
@@ -154,7 +154,7 @@ def evaluated(folder: Path) -> dict[str, Any]:
                 shared_runtime().observer = requests = Requests()
                 begun_s = time.perf_counter()
                 with build_sensor_context(instance, cursor=cursor, resources=resources()) as context:
-                    result = tick(Scope(), context)
+                    result = tick(StoreScope(), context)
                 taken_s = time.perf_counter() - begun_s
                 for change in result.dynamic_partitions_requests or ():
                     if isinstance(change, AddDynamicPartitionsRequest) and change.partition_keys:
@@ -172,13 +172,13 @@ def repeated(folder: Path, name: str, ticks: int) -> dict[str, float]:
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
+    from wal3_orchestration.framework.scope import StoreScope  # noqa: PLC0415 - see above
 
     tick, resident_mib = dict(sensors())[name], {}
     with DagsterInstance.from_config(str(home_of(folder))) as instance:
         for number in range(1, ticks + 1):
             with build_sensor_context(instance, resources=resources()) as context:
-                tick(Scope(), context)
+                tick(StoreScope(), context)
             if number in {1, ticks // 10, ticks // 2, ticks}:
                 resident_mib[str(number)] = resident_kib("VmRSS") / 1024
     return resident_mib

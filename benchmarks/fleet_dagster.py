@@ -159,7 +159,7 @@ class Bench:
     def roll_up(self, **limits: float) -> tuple[Sequence[RunRequest], str]:
         """Evaluate the sensor on the dirty logs, as if every marked log and every look were due."""
         from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs  # noqa: PLC0415 - see above
-        from wal3_orchestration.framework.scope import Scope  # noqa: PLC0415 - see above
+        from wal3_orchestration.framework.scope import StoreScope  # noqa: PLC0415 - see above
         from wal3_orchestration.resources import RollUpResource  # noqa: PLC0415 - see above
 
         resources = {
@@ -168,7 +168,7 @@ class Bench:
         }
         cursor = self.cursors.get("dirty_logs")
         with build_sensor_context(self.instance, cursor=cursor, resources=resources) as context:
-            found = roll_up_dirty_logs(Scope(), context)
+            found = roll_up_dirty_logs(StoreScope(), context)
         for event in found.asset_events:
             self.instance.report_runless_asset_event(event)
         return self.accept("dirty_logs", found)

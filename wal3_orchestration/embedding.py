@@ -13,7 +13,7 @@ from dagster_aws.s3 import S3Resource
 
 from wal3_core import InvalidRequestError
 from wal3_orchestration import defs
-from wal3_orchestration.framework.scope import OWNERS, RUNBOOK, Scope
+from wal3_orchestration.framework.scope import OWNERS, RUNBOOK, StoreScope
 from wal3_orchestration.resources import (
     CollectionResource,
     RollUpResource,
@@ -58,10 +58,12 @@ def wal3_definitions(  # noqa: PLR0913 - one for each resource
         store = StoreResource.from_environment() if store is None else StoreResource(store=store, s3=S3Resource())
     if key_prefix is None:
         key_prefix = (name,) if name else ()
-    scope = Scope(
+    if owners is None:
+        owners = [owner.strip() for owner in os.environ.get(OWNERS_VARIABLE, "").split(",") if owner.strip()] or OWNERS
+    scope = StoreScope(
         name=name,
         key_prefix=(key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix),
-        owners=_owners() if owners is None else tuple(owners),
+        owners=tuple(owners),
         runbook=os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK,
         # Checked at load: a code location without a store must not look like one whose store is empty.
         store_url=without_password(store.require_url()),
@@ -76,8 +78,3 @@ def wal3_definitions(  # noqa: PLR0913 - one for each resource
         import_module(f"{defs.__name__}.{module.name}").workflow for module in pkgutil.iter_modules(defs.__path__)
     ]
     return Definitions.merge(Definitions(resources=resources), *(workflow.build(scope) for workflow in workflows))
-
-
-def _owners() -> tuple[str, ...]:
-    given = os.environ.get(OWNERS_VARIABLE, "")
-    return tuple(owner.strip() for owner in given.split(",") if owner.strip()) or OWNERS

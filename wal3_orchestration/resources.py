@@ -103,30 +103,24 @@ class StoreResource(ConfigurableResource["StoreResource"]):
 
     def open(self) -> ObjectStore:
         """Open the store; an S3 one with the session that the S3 resource describes."""
-        url = self.url
-        return open_store(url, session=self._session() if split_store_url(url).scheme == "s3" else None)
-
-    def _session(self) -> boto3.session.Session:
-        s3 = self.s3
-        return boto3.session.Session(
+        url, s3 = self.url, self.s3
+        if split_store_url(url).scheme != "s3":
+            return open_store(url, session=None)
+        session = boto3.session.Session(
             profile_name=s3.profile_name,
             region_name=s3.region_name,
             aws_access_key_id=s3.aws_access_key_id,
             aws_secret_access_key=s3.aws_secret_access_key,
             aws_session_token=s3.aws_session_token,
         )
+        return open_store(url, session=session)
 
 
 def without_password(url: str) -> str:
     """Return a store's URL as it is shown: without a user and password, in its address and its endpoint."""
     parts = urlsplit(url)
-    options = [(name, _anonymous(value) if "://" in value else value) for name, value in parse_qsl(parts.query)]
+    options = [(name, without_password(value) if "://" in value else value) for name, value in parse_qsl(parts.query)]
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(options, safe=":/")).geturl()
-
-
-def _anonymous(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkResource:
@@ -264,7 +258,7 @@ class RollUpResource(ConfigurableResource["RollUpResource"]):
     _numbers = model_validator(mode="after")(_check_numbers)
 
     def options(self, markers_max: int) -> RollUpOptions:
-        """Return the library's options for a roll-up that reads at most so many markers."""
+        """Return the library's options for a roll-up that reads at most ``markers_max`` markers."""
         return RollUpOptions(
             cursor=self.cursor or None,
             age_s_max=self.due_s,

@@ -17,7 +17,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion
 from wal3_orchestration.framework import triggers
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_garbage_is_deleted_when_its_interval_is_over_by_the_store_s_clock(
     def deletions() -> list[str | None]:
         resources = {"store": StoreResource.from_environment(), "collection": CollectionResource(interval_s=DAY_S)}
         with build_sensor_context(instance, resources=resources) as context:
-            result = request_deletion(Scope(), context)
+            result = request_deletion(StoreScope(), context)
         assert isinstance(result, SensorResult)
         return keys(result)
 

@@ -11,8 +11,9 @@ import pytest
 from dagster import RunRequest
 
 from tests.orchestration.checked import check_of, recorded_by
+from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, destroy, open_store
-from wal3_orchestration.framework.scope import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Tick

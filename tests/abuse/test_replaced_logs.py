@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.checked import check_of, recorded_by
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append, compact_by_key
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
@@ -43,8 +44,9 @@ from wal3_orchestration.defs.garbage_collection.assets import (
 )
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.key_compaction.assets import install_log, merge_log
-from wal3_orchestration.framework.recorder import HERE, LogResult, latest, value_of
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.recorder import LogResult, latest, value_of
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
+from wal3_orchestration.framework.step import HERE
 from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
-SCOPE = Scope()
+SCOPE = StoreScope()
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}
 AT_ONCE = CollectorOptions(interval_s=0)
 LOG = "alpha"
@@ -180,12 +182,12 @@ def _survey(store: ObjectStore, plan: Plan) -> LogResult:
 
 def _merge(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return merge_log(store, LOG, CollectionResource(), None, HERE).result
+    return merge_log(store, LOG, CollectionResource(), None, HERE)[0]
 
 
 def _install(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return install_log(store, LOG, "", CollectionResource(), always=True).result
+    return install_log(store, LOG, "", CollectionResource(), always=True)[0]
 
 
 @pytest.mark.parametrize("step", [_prune, _delete, _mark, _survey, _merge, _install])

@@ -15,14 +15,14 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_orchestration.defs.delay_queues.sensors import observe_queues
+from wal3_orchestration.defs.delay_queues import observe_queues
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
 from wal3_orchestration.defs.key_compaction.sensors import find_due
 from wal3_orchestration.defs.lost_runs import fail_lost_runs
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_two_ticks_at_once_of_every_sensor_ask_for_the_same_runs(
             "rollup": RollUpResource(age_s_max=0.0, period_s=0.0),
         }
         with build_sensor_context(instance, resources=resources) as context:
-            result = evaluate(Scope(), context)
+            result = evaluate(StoreScope(), context)
         assert isinstance(result, SensorResult)
         return [(each.job_name, each.run_key) for each in result.run_requests or ()]
 

@@ -27,7 +27,7 @@ os.environ.setdefault("WAL3_SPARK_MASTER", "local[2, 3]")
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.deployment import settings
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import StoreResource
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001
         resources = {"store": StoreResource.from_environment()}
         cursor = None if after is None else after.cursor
         with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
-            result = discover(Scope(), context)
+            result = discover(StoreScope(), context)
         assert isinstance(result, SensorResult)
         for request in result.dynamic_partitions_requests or ():
             if isinstance(request, AddDynamicPartitionsRequest):

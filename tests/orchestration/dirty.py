@@ -21,7 +21,7 @@ from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
-from wal3_orchestration.framework.scope import Scope
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import RollUpResource, StoreResource
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Sensor:
         """Evaluate it, and store nothing of what it returns."""
         resources = {"store": StoreResource.from_environment(), "rollup": RollUpResource(**self.settings)}
         with build_sensor_context(self.instance, cursor=self.cursor, resources=resources) as context:
-            return roll_up_dirty_logs(Scope(), context)
+            return roll_up_dirty_logs(StoreScope(), context)
 
     def accept(self, result: SensorResult) -> list[ExecuteInProcessResult]:
         """Add the partitions, start the runs whose keys are new, and store the cursor."""

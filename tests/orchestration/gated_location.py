@@ -9,9 +9,9 @@ from dagster import DagsterInstance
 
 import wal3_orchestration.resources as resources_module
 from tests.orchestration.phased_store import wait_at_gates
+from tests.orchestration.run_requests import run_request
 from wal3_core import open_store
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,8 +21,8 @@ from dagster._core.workspace.load_target import ModuleTarget
 from tests.orchestration.conftest import make_home
 from tests.orchestration.gated_location import execute
 from tests.orchestration.phased_store import GATES_VARIABLE
+from tests.orchestration.run_requests import run_request
 from wal3_core import open_store
-from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from dagster import DagsterEventType, SkipReason, build_run_status_sensor_context
 
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.webhook import Webhook
 from tests.stores import life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, UnavailableError
 from wal3_orchestration.defs import alerts
 from wal3_orchestration.defs.alerts import ALERT_VARIABLE, TRIES_MAX, alert, post
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
         server.shutdown()
 
 
-def _alert(instance: DagsterInstance, result: ExecuteInProcessResult, scope: Scope | None = None) -> str:
+def _alert(instance: DagsterInstance, result: ExecuteInProcessResult, scope: StoreScope | None = None) -> str:
     """Do what the daemon does with a finished run; return what the tick says."""
     run = instance.get_run_by_id(result.run_id)
     assert run is not None
@@ -44,7 +45,7 @@ def _alert(instance: DagsterInstance, result: ExecuteInProcessResult, scope: Sco
         if event.event_type in (DagsterEventType.RUN_SUCCESS, DagsterEventType.RUN_FAILURE)
     )
     context = build_run_status_sensor_context("alert", event, instance, run)
-    skipped = alert(scope or Scope(), context)
+    skipped = alert(scope or StoreScope(), context)
     assert isinstance(skipped, SkipReason)
     return str(skipped.skip_message)
 
@@ -124,7 +125,7 @@ def test_run_of_another_store_is_not_posted(
     _break(fleet, "gamma")
     result = run("verification_job", run_request(known[0], known[-1]))
 
-    assert "is not of this store" in _alert(instance, result, Scope(name="other", key_prefix=("other",)))
+    assert "is not of this store" in _alert(instance, result, StoreScope(name="other", key_prefix=("other",)))
     assert webhook.requests == 0
 
 

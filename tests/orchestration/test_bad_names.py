@@ -9,6 +9,7 @@ from dagster import AssetCheckSeverity, AssetKey, SensorResult, build_sensor_con
 
 from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.orchestration.checked import check_of, found_bad, logs_of
+from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
@@ -17,7 +18,7 @@ from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify import plan_log
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
 from wal3_orchestration.framework.recorder import latest
-from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, StoreScope
 from wal3_orchestration.framework.store import LogState, UnreadableLog, read_states
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -49,7 +50,7 @@ def _prune(store: ObjectStore, log: str, offset: int) -> None:
 
 def _evaluate(instance: DagsterInstance, sensor: triggers.Tick, **resources: object) -> list[RunRequest]:
     with build_sensor_context(instance, resources=resources) as context:
-        result = sensor(Scope(), context)
+        result = sensor(StoreScope(), context)
     assert isinstance(result, SensorResult)
     return list(result.run_requests or ())
 

@@ -6,9 +6,10 @@ import pytest
 from dagster import AssetKey, DagsterRunStatus
 
 from tests.orchestration.daemons import eventually, running_daemon
+from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
-from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import UrlMetadataValue
 
+from tests.orchestration.run_requests import run_request
 from tests.spec.logs import manifest_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogWriter, WriterOptions
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.framework.scope import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run

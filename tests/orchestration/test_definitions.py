@@ -10,8 +10,8 @@ import pytest
 from dagster import DagsterRun, Definitions
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
+from tests.orchestration.run_requests import run_request
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from dagster import AssetSpec, DagsterInstance

@@ -13,13 +13,13 @@ import pytest
 from dagster import AssetKey, AssetObservation, DagsterInstance, SensorResult, build_sensor_context
 
 from tests.orchestration.checked import asked, check_of, found_bad, keys, recorded_by
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import metadata_of
 from tests.orchestration.test_key_compaction_chosen import tick
 from tests.stores import life_store
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, QueueStats, open_store
-from wal3_orchestration.defs.delay_queues.assets import JOB, QueueProbe
-from wal3_orchestration.defs.delay_queues.sensors import observe_queues
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.defs.delay_queues import JOB, QueueProbe, observe_queues
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 QUEUE = "queues/mail"
 
 
@@ -70,7 +70,7 @@ class Sensor:
 @pytest.fixture(autouse=True)
 def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test see the end of the time in which a queue is judged once."""
-    for name in ("assets.JUDGED_S", "assets.FAILED_S", "sensors.LARGE_S"):
+    for name in ("JUDGED_S", "FAILED_S", "LARGE_S"):
         monkeypatch.setattr(f"wal3_orchestration.defs.delay_queues.{name}", 10**9)
 
 
@@ -277,7 +277,7 @@ def test_queue_that_is_too_large_for_a_tick_is_read_by_a_run_an_hour(
 def test_tick_that_is_out_of_time_goes_on_with_the_next_one(
     fleet: ObjectStore, instance: DagsterInstance, sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_orchestration.defs.delay_queues.sensors.TICK_S", -1.0)
+    monkeypatch.setattr("wal3_orchestration.defs.delay_queues.TICK_S", -1.0)
     names = [f"queues/{number}" for number in range(6)]
     for log in names:
         DelayQueue.create(fleet, log)

@@ -16,8 +16,7 @@ from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
-from wal3_orchestration.demo.__main__ import BUSY, PARTS, Places, parts, show
-from wal3_orchestration.demo.runs import Collected, Finding, Packed
+from wal3_orchestration.demo.__main__ import BUSY, PARTS, parts, show
 from wal3_orchestration.framework.store import read_states
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,11 +43,11 @@ def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
     store = open_store("memory:")
     with LogWriter.open_or_initialize(store, log) as writer:
         writer.append_many([b"a record"])
-    (state,) = read_states(store, [log])
+    (state,) = states = list(read_states(store, [log]))
     console = Console(width=80, record=True, file=io.StringIO(), highlight=False, soft_wrap=True)
-    collected = Collected(records=123_456, num_bytes=9_876_543, objects=12_345)
+    collected = {"records": 123_456, "bytes": 9_876_543, "objects": 12_345}
 
-    show(console, [Finding(state=state, sound=True)], {log: collected}, {log: Packed(before=1_234, after=12)})
+    show(console, states, {log}, {log: collected}, {log: {"snapshots_before": 1_234, "snapshots": 12}})
 
     (row,) = [line for line in console.export_text().splitlines() if log in line]
     assert row.split() == [log, "1", str(state.numbers()["bytes"]), "123,456", "12,345", "1234", "to", "12", "yes"]
@@ -59,18 +58,19 @@ def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp_path: Path) -> None:
-    places = Places(tmp_path / "demo")
-    LogWriter.initialize(open_store(places.store.as_uri()), "from-an-earlier-run")
+    folder = tmp_path / "demo"
+    url = (folder / "store").as_uri()
+    LogWriter.initialize(open_store(url), "from-an-earlier-run")
 
-    outcome = _demo("--sample", "--folder", str(places.folder))
+    outcome = _demo("--sample", "--folder", str(folder))
 
     assert outcome.returncode == 0, outcome.stderr
     assert "Starting over" in outcome.stdout
     assert "make dev" in outcome.stdout
-    logs = set(list_logs(open_store(places.store.as_uri())))
+    logs = set(list_logs(open_store(url)))
     assert {"src", "slatedb", "root", "github"} <= logs
     assert "from-an-earlier-run" not in logs
-    with DagsterInstance.from_config(str(places.home)) as instance:
+    with DagsterInstance.from_config(str(folder / "dagster")) as instance:
         compacted = {log for log in logs if log.startswith("files/")}
         discovered = {log for log in logs if not log.startswith(("devices/", "dirty/"))} - compacted
         whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "marked_orphans", "verification")
@@ -97,7 +97,7 @@ def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp
         assert jobs == dict.fromkeys(("orphans_job", "rollup_job", "verification_job"), 1)
         # Where the first page of the UI looks for runs.
         assert {run.tags[".dagster/repository"] for run in instance.get_runs()} == {"__repository__@wal3"}
-    store = open_store(places.store.as_uri())
+    store = open_store(url)
     first = LogReader.open(store, "slatedb").manifest().first.position.offset
     assert first > 1
     assert min(cursor.cursor.position.offset for cursor in CursorStore(store, "slatedb").list().values()) >= first
@@ -111,8 +111,10 @@ def test_demo_in_use_is_not_deleted(tmp_path: Path) -> None:
     keep = tmp_path / "store" / "keep"
     keep.parent.mkdir()
     keep.touch()
-    places = f"Places(Path({str(tmp_path)!r}))"
-    program = f"from wal3_orchestration.demo.__main__ import *\nhold({places})\nprint('held', flush=True)\ninput()"
+    program = (
+        f"from wal3_orchestration.demo.__main__ import *\nhold(Path({str(tmp_path)!r}))\n"
+        "print('held', flush=True)\ninput()"
+    )
     with Program([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

@@ -34,26 +34,26 @@ def test_repository_becomes_a_log_for_each_top_level_folder(tmp_path: Path) -> N
     _git(tmp_path, "update-index", "--cacheinfo", f"160000,{'1' * 40},README")
     _git(tmp_path, "commit", "-q", "-m", "fourth")
 
-    found = read_input(tmp_path)
+    origin, messages = read_input(tmp_path)
 
-    assert found.origin == f"the git history of {tmp_path}"
-    assert found.messages == {
+    assert origin == f"the git history of {tmp_path}"
+    assert messages == {
         "root": [Message(b"read me", b"README"), Message(None, b"README")],
         "src": [Message(b"one", b"src/code.py"), Message(None, b"src/code.py")],
     }
 
 
 def test_sample_replaces_a_missing_repository(tmp_path: Path) -> None:
-    found = read_input(tmp_path)
+    origin, messages = read_input(tmp_path)
 
-    assert found.origin.startswith("the bundled sample (")
-    assert sum(map(len, found.messages.values())) == 2500
+    assert origin.startswith("the bundled sample (")
+    assert sum(map(len, messages.values())) == 2500
 
 
 def test_sample_replaces_missing_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert "install git" in read_input(tmp_path).origin
+    assert "install git" in read_input(tmp_path)[0]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
 from wal3_core.spark.rollup import plan_rollups
-from wal3_orchestration.defs.dirty_logs import assets, probe
+from wal3_orchestration.defs.dirty_logs import assets
 from wal3_orchestration.defs.dirty_logs import sensors as sensor_module
-from wal3_orchestration.defs.dirty_logs.rounds import Round, RoundKind, Rounds
+from wal3_orchestration.defs.dirty_logs.assets import Round, RoundKind, Rounds
 from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -170,7 +170,7 @@ def _kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     for owner, name in (
         (sensor_module, "dirty_logs"),
-        (sensor_module, "look_in_time"),
+        (sensor_module, "probe"),
         (sensor_module, "missing"),
         (RollUp, "read"),
         (RollUp, "finish"),
@@ -281,7 +281,7 @@ def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later(
 
 def test_what_is_in_an_unknown_form_is_ignored(sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance) -> None:
     append(fleet, "alpha")
-    rounds = Rounds(Scope(), instance)
+    rounds = Rounds(StoreScope(), instance)
     for kept in RoundKind:
         instance.daemon_cursor_storage.set_cursor_values({f"wal3/rollup//{kept}": '{"plans": [{}]}'})
     sensor.cursor = "[1]"
@@ -336,7 +336,7 @@ def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(
         on_spark.append(len(found))
         return found
 
-    monkeypatch.setattr(probe, "plan_rollups", planned)
+    monkeypatch.setattr(assets, "plan_rollups", planned)
     sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 2, "run_markers_max": 5, **settings}
     sensor.cursor = None
     append(fleet, "alpha")

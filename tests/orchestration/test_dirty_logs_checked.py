@@ -17,9 +17,8 @@ from wal3_core import CursorStore, Fleet, FleetOptions, LogAt, LogPosition, LogR
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.fleet.identity import store_identity
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.dirty_logs.assets import JOB
-from wal3_orchestration.defs.dirty_logs.probe import Pressed
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.defs.dirty_logs.assets import JOB, known_over_limit
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
@@ -159,11 +158,11 @@ def test_log_over_its_limit_that_cannot_be_read_for_a_while_is_not_forgotten(
     bad = ("alpha", "consumers_keep_up")
     assert all(bad in found_bad(each) for each in [*judged, during, after])
     assert "cannot be measured" in str(check_of(during, "consumers_keep_up").description)
-    assert Pressed(Scope(), sensor.instance).load() == ["alpha"]
+    assert known_over_limit(StoreScope(), sensor.instance) == ["alpha"]
     destroy(fleet, "alpha")
     gone = job.execute_in_process(instance=sensor.instance, run_config=config)
     assert bad not in found_bad(gone)
-    assert Pressed(Scope(), sensor.instance).load() == []
+    assert known_over_limit(StoreScope(), sensor.instance) == []
 
 
 def test_unreadable_log_stays_marked_and_the_others_are_maintained(sensor: Sensor, fleet: ObjectStore) -> None:

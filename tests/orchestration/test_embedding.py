@@ -20,7 +20,7 @@ from dagster_aws.s3 import S3Resource
 from wal3_core import InvalidRequestError, LogWriter, open_store
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.embedding import wal3_definitions
-from wal3_orchestration.framework.scope import Scope
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import StoreResource, without_password
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _discover(instance: DagsterInstance, name: str, url: str) -> list[RunRequest
     """Tick the discovery of one store, as the daemon does."""
     resources = {f"{name}_store": StoreResource(store=url, s3=S3Resource())}
     with build_sensor_context(instance, resources=resources) as context:
-        result = discover(Scope(name=name, key_prefix=(name,)), context)
+        result = discover(StoreScope(name=name, key_prefix=(name,)), context)
     assert isinstance(result, SensorResult)
     for request in result.dynamic_partitions_requests or ():
         if isinstance(request, AddDynamicPartitionsRequest):

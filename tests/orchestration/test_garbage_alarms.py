@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.checked import found_bad
+from tests.orchestration.run_requests import run_request
 from tests.spec.collecting import ClockStore
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, destroy
 from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
@@ -22,7 +23,6 @@ from wal3_orchestration.defs.garbage_collection.checks import (
     few_orphans,
     little_garbage,
 )
-from wal3_orchestration.framework.scope import run_request
 from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipReason, build_schedule_context
 
 from tests.orchestration.checked import found_bad
+from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.log.collect.collector import Collector
@@ -19,7 +20,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Write

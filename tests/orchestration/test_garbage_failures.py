@@ -10,13 +10,14 @@ import pytest
 from dagster import DagsterInstance, RetryPolicy
 
 from tests.orchestration.executed_again import deletion_sweep, execute_again
+from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
 from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.defs.garbage_collection import assets
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
 from wal3_orchestration.framework.recorder import latest, run_of, value_of
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
     from wal3_orchestration.framework.recorder import LogResult
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 DELETED = SCOPE.key("deleted_garbage")
 
 

@@ -22,12 +22,13 @@ from tests.orchestration.interrupting import (
     start,
     start_all,
 )
+from tests.orchestration.run_requests import run_request
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, scrub
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.framework.scope import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from dagster import SensorResult, build_sensor_context
 
+from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore, age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
@@ -14,7 +15,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
-from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Tick(Protocol):
 def prune_tick(instance: DagsterInstance) -> Tick:
     def evaluate(after: SensorResult | None = None) -> SensorResult:
         with build_sensor_context(instance, cursor=None if after is None else after.cursor) as context:
-            result = request_pruning(Scope(), context)
+            result = request_pruning(StoreScope(), context)
         assert isinstance(result, SensorResult)
         return result
 
@@ -47,7 +48,7 @@ def delete_tick(instance: DagsterInstance) -> Tick:
         resources = {"store": StoreResource.from_environment(), "collection": CollectionResource()}
         cursor = None if after is None else after.cursor
         with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
-            result = request_deletion(Scope(), context)
+            result = request_deletion(StoreScope(), context)
         assert isinstance(result, SensorResult)
         return result
 

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 SWEEP = """
 from dagster import DagsterInstance
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.framework.scope import LOGS_NAME, range_tags
+from tests.orchestration.run_requests import range_tags
+from wal3_orchestration.framework.scope import LOGS_NAME
 with DagsterInstance.get() as instance:
     logs = instance.get_dynamic_partitions(LOGS_NAME)
     result = defs().resolve_job_def("verification_sweep").execute_in_process(

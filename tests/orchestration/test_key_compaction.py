@@ -12,6 +12,7 @@ from dagster import AssetKey, RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad, recorded_by
 from tests.orchestration.executed_again import compaction_sweep, execute_again
+from tests.orchestration.run_requests import run_request
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub, seal
 from wal3_core.compaction.compactor import KeyCompactor
@@ -19,8 +20,8 @@ from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.key_compaction.assets import JOB
-from wal3_orchestration.framework.recorder import HERE, ON_SPARK
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
+from wal3_orchestration.framework.step import HERE, ON_SPARK
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactionReport
     from wal3_core.storage.object_store import ObjectStore
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 FIVE = ["a", "b", "c", "d", "e"]
 
 

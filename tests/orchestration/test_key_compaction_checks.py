@@ -10,6 +10,7 @@ from dagster import RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad
 from tests.orchestration.executed_again import compaction_sweep, execute_again
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append, compact_by_key, keys_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader
@@ -19,7 +20,7 @@ from wal3_core.model.pass_record import PassRecord
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.framework.recorder import latest, value_of
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.verifying import Verification
     from wal3_core.storage.object_store import ObjectStore
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}
 
 

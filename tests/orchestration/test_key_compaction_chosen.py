@@ -9,12 +9,13 @@ from dagster import SensorResult, build_sensor_context
 
 from tests.orchestration.checked import asked, keys, logs_of
 from tests.orchestration.dirty import Sensor
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append, compact_by_key, keys_of
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, Message, Policy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.key_compaction.sensors import find_due
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def tick(instance: DagsterInstance) -> SensorResult:
     resources = {"store": StoreResource.from_environment(), "collection": CollectionResource()}
     with build_sensor_context(instance, resources=resources) as context:
-        return find_due(Scope(), context)
+        return find_due(StoreScope(), context)
 
 
 @pytest.fixture

@@ -7,18 +7,19 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus, build_sensor_context
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, build_sensor_context
 
 from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.alerts import is_of
 from wal3_orchestration.defs.lost_runs import LOST, SERVER_TAG, fail_lost_runs
-from wal3_orchestration.framework.scope import STORE_TAG, Scope
+from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-OWN = Scope().tags
+OWN = StoreScope().tags
 
 
 @pytest.fixture
@@ -50,9 +51,9 @@ def _status(instance: DagsterInstance, run_id: str) -> DagsterRunStatus:
     return run.status
 
 
-def _tick(instance: DagsterInstance, scope: Scope | None = None) -> str:
+def _tick(instance: DagsterInstance, scope: StoreScope | None = None) -> str:
     with build_sensor_context(instance) as context:
-        result = fail_lost_runs(scope or Scope(), context)
+        result = fail_lost_runs(scope or StoreScope(), context)
     assert result.skip_reason is not None
     return str(result.skip_reason.skip_message)
 
@@ -99,7 +100,7 @@ def test_run_of_another_store_is_left_to_its_own_sensor(memory: DagsterInstance,
     run_id = _start(memory, gone, **{STORE_TAG: "orders"})
 
     assert _tick(memory) == "no run was lost"
-    assert _tick(memory, Scope(name="orders")).startswith("1 runs")
+    assert _tick(memory, StoreScope(name="orders")).startswith("1 runs")
     assert _status(memory, run_id) is DagsterRunStatus.FAILURE
 
 
@@ -109,11 +110,13 @@ def test_run_of_chosen_assets_is_the_store_s_whose_assets_they_are(memory: Dagst
     job, chosen = defs().resolve_job_def("manifest_job"), frozenset({AssetKey("manifest")})
     run = memory.create_run_for_job(job, tags=gone, asset_selection=chosen, status=DagsterRunStatus.STARTED)
 
-    assert _tick(memory, Scope(key_prefix=("mine",))) == "no run was lost"
+    assert _tick(memory, StoreScope(key_prefix=("mine",))) == "no run was lost"
     assert _tick(memory) == f"1 runs were lost: {run.run_id}"
 
 
-def test_scope_has_the_assets_below_its_prefix_alone() -> None:
-    assert Scope().has(AssetKey("manifest"))
-    assert not Scope().has(AssetKey(["orders", "manifest"]))
-    assert Scope(key_prefix=("orders",)).has(AssetKey(["orders", "manifest"]))
+@pytest.mark.parametrize("key", ["manifest", "report", "orders/manifest", "orders/report"])
+def test_run_of_chosen_assets_is_of_the_store_that_has_them(key: str) -> None:
+    run = DagsterRun(job_name="__ASSET_JOB", asset_selection=frozenset({AssetKey(key.split("/"))}))
+
+    assert is_of(StoreScope(), run) == (key == "manifest")
+    assert is_of(StoreScope(key_prefix=("orders",)), run) == (key == "orders/manifest")

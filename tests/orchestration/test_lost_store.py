@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import DagsterInstance, Failure
 
+from tests.orchestration.run_requests import run_request
 from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.paths import STORE_IDENTITY
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.dirty_logs.rounds import Round, RoundKind, Rounds
+from wal3_orchestration.defs.dirty_logs.assets import Round, RoundKind, Rounds
 from wal3_orchestration.framework import store as store_module
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.framework.store import ACCEPT_JOB
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def test_another_store_is_looked_after_once_it_is_accepted(
     for log in ("alpha", "beta"):
         write(log)
     before = look()
-    rounds = Rounds(Scope(), instance)
+    rounds = Rounds(StoreScope(), instance)
     rounds.save(RoundKind.ASKED, Round(plans=(), collected={"dirty/of-the-store-before": 1}))
     fleet.delete(STORE_IDENTITY)
     with pytest.raises(Failure, match="wal3 store-id --create"):

@@ -9,6 +9,7 @@ import pytest
 from dagster import AssetKey
 
 from tests.orchestration.checked import found_bad, recorded_by
+from tests.orchestration.run_requests import run_request
 from tests.stores import age_out
 from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
@@ -19,8 +20,8 @@ from wal3_orchestration.defs.snapshot_compaction import JOB as COMPACTION
 from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework import recorder
 from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX
-from wal3_orchestration.framework.recorder import HERE
-from wal3_orchestration.framework.scope import ROLLED_UP, Scope, run_request
+from wal3_orchestration.framework.scope import ROLLED_UP, StoreScope
+from wal3_orchestration.framework.step import HERE
 
 if TYPE_CHECKING:
     from conftest import Run, Write
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 WAYS = pytest.mark.parametrize("swept", [False, True], ids=["chosen", "swept"])
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))
 

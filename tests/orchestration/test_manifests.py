@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance
 
+from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.framework.scope import LOGS_NAME, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from wal3_orchestration.framework.scope import run_request
+from tests.orchestration.run_requests import run_request
 
 
 def test_run_of_one_log_carries_the_tag_that_keeps_others_off_it() -> None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.orchestration.run_requests import run_request
 from tests.stores import life_store
 from wal3_core import (
     CursorStore,
@@ -25,7 +26,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_orchestration.framework.runbook import REMEDIES, Remedy, remedy
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -60,7 +61,7 @@ def test_every_sentence_of_a_remedy_is_in_its_section_of_the_runbook(given: Reme
 
 
 def test_commands_name_the_store_the_log_and_the_file() -> None:
-    scope = Scope(store_url="s3://bucket/prefix")
+    scope = StoreScope(store_url="s3://bucket/prefix")
     file = "s3://bucket/prefix/orders/Life=1/log/Bucket=0/FragmentSeqNo=5.parquet"
 
     steps = remedy(scope, "sound", "orders", "1 problem: fragment 5 (x): expected bytes", file)
@@ -84,7 +85,7 @@ def test_commands_against_a_damaged_manifest_restore_what_a_copy_holds(tmp_path:
     Path(unquote(urlsplit(fleet.url).path), "orders/manifest/MANIFEST.json").unlink()
 
     steps = remedy(
-        Scope(store_url=fleet.url), "sound", "orders", "expected manifest/MANIFEST.json beside its fragments"
+        StoreScope(store_url=fleet.url), "sound", "orders", "expected manifest/MANIFEST.json beside its fragments"
     )
 
     assert steps is not None
@@ -108,7 +109,7 @@ def test_commands_against_a_damaged_cursor_set_it_again(fleet: ObjectStore) -> N
     damaged.write_bytes(b"torn")
     (problem,) = scrub(fleet, "orders").problems
 
-    steps = remedy(Scope(store_url=fleet.url), "sound", "orders", f"1 problem: {problem.message}")
+    steps = remedy(StoreScope(store_url=fleet.url), "sound", "orders", f"1 problem: {problem.message}")
 
     assert steps is not None
     for command in [span for span in re.findall(r"`([^`]+)`", steps) if span.startswith("wal3 ")]:

@@ -8,11 +8,11 @@ import pytest
 from dagster import RunRequest
 
 from tests.orchestration.checked import check_of, recorded_by
+from tests.orchestration.run_requests import run_request
 from tests.spark.failing_once import WHY, let_first_attempts_fail
 from wal3_core.compaction.retried import Retried
 from wal3_core.spark import jobs, verify
 from wal3_orchestration.framework.checks import retried_metadata
-from wal3_orchestration.framework.scope import run_request
 
 if TYPE_CHECKING:
     from conftest import Run

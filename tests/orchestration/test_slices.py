@@ -19,7 +19,7 @@ from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework import recorder, step
 from wal3_orchestration.framework.checks import CheckResult
 from wal3_orchestration.framework.recorder import LogResult
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
@@ -61,7 +61,7 @@ def test_sweep_in_slices_finds_the_damaged_and_the_gone_and_does_the_others(
         store.delete(next(meta.path for meta in store.list_objects("log/")))
     left = [log for log in logs if log not in gone]
 
-    looked, verified, collected = (run("", job.request_sweep(Scope())) for job in (LOOK, VERIFY, COLLECTION))
+    looked, verified, collected = (run("", job.request_sweep(StoreScope())) for job in (LOOK, VERIFY, COLLECTION))
 
     assert (looked.success, verified.success, collected.success) == (True, False, True)
     assert set(recorded_by(instance, looked, "manifest")) == {*left, ""}
@@ -118,7 +118,7 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
 
     monkeypatch.setattr(recorder.Recorder, "add", counting)
 
-    assert run("", job.request_sweep(Scope())).success
+    assert run("", job.request_sweep(StoreScope())).success
 
     assert len(held) >= len(logs) // SLICE
     assert max(outcomes for outcomes, _ in held) <= SLICE + SHOWN
@@ -134,7 +134,7 @@ def _found_alive() -> list[LogResult | CheckResult]:
 def test_slice_knows_how_many_logs_its_step_has_so_all_are_done_the_same_way() -> None:
     """Regression: with spark_logs_min above the size of a slice, Spark was never used."""
     names = [f"log-{number}" for number in range(10)]
-    whole = step.Step(scope=Scope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
+    whole = step.Step(scope=StoreScope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
 
     found = list(whole.slices())
 

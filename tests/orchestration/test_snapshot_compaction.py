@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import AssetKey, SensorResult, build_sensor_context
 
+from tests.orchestration.run_requests import run_request
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.framework.scope import Scope, run_request
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import StoreResource
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _make_lopsided(store: ObjectStore, log: str) -> None:
 
 def _tick(instance: DagsterInstance) -> SensorResult:
     with build_sensor_context(instance, resources={"store": StoreResource.from_environment()}) as context:
-        result = find_lopsided(Scope(), context)
+        result = find_lopsided(StoreScope(), context)
     assert isinstance(result, SensorResult)
     return result
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.orchestration.checked import check_of, found_bad
+from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_orchestration.defs.verification import sound
 from wal3_orchestration.framework.checks import CheckFindings, CheckResult, evaluate
 from wal3_orchestration.framework.log_records import KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +132,7 @@ def test_checks_of_one_asset_fail_each_for_its_own_logs(known: list[str], fleet:
 @pytest.mark.slow
 def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) -> None:
     logs = [f"log-{number:04}" for number in range(1_200)]
-    one, other = (LogRecords(Scope(), instance, "verification") for _ in range(2))
+    one, other = (LogRecords(StoreScope(), instance, "verification") for _ in range(2))
 
     bad = LogRecord(problems={"sound": KnownProblem(problem="bad")})
     worse = LogRecord(number=2, problems={"sound": KnownProblem(problem="worse", blocking=True, file="file:///x")})
@@ -146,8 +147,8 @@ def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) ->
         **dict.fromkeys(logs[700:-1], worse),
         logs[-1]: good,
     }
-    assert LogRecords(Scope(name="other"), instance, "verification").load(logs) == {}
-    assert LogRecords(Scope(), instance, "manifest").load(logs) == {}
+    assert LogRecords(StoreScope(name="other"), instance, "verification").load(logs) == {}
+    assert LogRecords(StoreScope(), instance, "manifest").load(logs) == {}
 
 
 def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None:
@@ -160,7 +161,7 @@ def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None
     for number in range(3_000):
         found.know(f"log-{number:04}", torn if number < 2_500 else LogRecord())
 
-    check = evaluate(Scope(store_url="file:///store"), found)
+    check = evaluate(StoreScope(store_url="file:///store"), found)
 
     assert (len(found.here), len(found.bad)) == (50, 50)
     assert [check.metadata[label].value for label in ("logs", "judged", "bad", "n")] == [3_000, 2_000, 2_500, 0]
@@ -171,7 +172,7 @@ def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None
 
 def test_log_is_remembered_although_another_run_begins_to_remember_its_neighbour(instance: DagsterInstance) -> None:
     """Regression: SQLite's storage drops new keys that come with one that exists, as the neighbour's did by then."""
-    records, other = (LogRecords(Scope(), instance, "verification") for _ in range(2))
+    records, other = (LogRecords(StoreScope(), instance, "verification") for _ in range(2))
     bad = LogRecord(problems={"sound": KnownProblem(problem="bad")})
     storage = instance.daemon_cursor_storage
     load, begun = storage.get_cursor_values, []

@@ -8,6 +8,7 @@ import pytest
 from dagster import RunRequest
 
 from tests.orchestration.checked import asked, check_of, found_bad, keys, logs_of, recorded_by
+from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, destroy
 from wal3_orchestration.defs.discovery import JOB as LOOK
@@ -16,7 +17,7 @@ from wal3_orchestration.defs.maintenance import request_maintenance
 from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework import triggers
 from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX
-from wal3_orchestration.framework.scope import LOGS_NAME, Scope, run_request
+from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.framework.triggers import LOGS_PER_TICK_MAX, PERIOD_S_MAX, QUICK_LOGS_MAX, SensorCursor
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.assets import LogJob
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 ALL = {job: job.request_sweep(SCOPE) for job in (LOOK, VERIFY, PLANNING, COLLECTION, DELETION)}
 
 

@@ -9,6 +9,7 @@ import pytest
 from dagster import RetryPolicy
 
 from tests.orchestration.checked import check_of
+from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append
 from tests.orchestration.test_key_compaction_checks import num_replaced, two_dirty
 from tests.stores import damage, life_store
@@ -21,7 +22,7 @@ from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified
 from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework.log_records import LogRecords
-from wal3_orchestration.framework.scope import Scope, run_request
+from wal3_orchestration.framework.scope import StoreScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     Keep = Callable[[str], LogResult | None]
 
-SCOPE = Scope()
+SCOPE = StoreScope()
 ONE, SWEEP = run_request("a", "a"), JOB.request_sweep(SCOPE)
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}
 

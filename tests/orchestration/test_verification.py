@@ -19,6 +19,7 @@ from dagster import (
 )
 
 from tests.orchestration.checked import check_of, found_bad
+from tests.orchestration.run_requests import range_tags, run_request
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, open_store
 from wal3_core.log.read.scrub import Problem, ScrubReport
@@ -26,8 +27,8 @@ from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import MANIFEST
 from wal3_orchestration.defs.verification import PROBLEMS_SHOWN_MAX, VERIFICATION, judge, scrub_log
-from wal3_orchestration.framework.recorder import HERE, ON_SPARK
-from wal3_orchestration.framework.scope import Scope, range_tags, run_request
+from wal3_orchestration.framework.scope import StoreScope
+from wal3_orchestration.framework.step import HERE, ON_SPARK
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_resource, spark_session
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 KEY = AssetKey("verification")
-LOGS = Scope().logs
+LOGS = StoreScope().logs
 
 
 @asset(deps=[KEY], partitions_def=LOGS, backfill_policy=BackfillPolicy.single_run())
@@ -57,7 +58,7 @@ def _damage(store: ObjectStore, log: str) -> str:
 
 def _materialize(instance: DagsterInstance, logs: list[str], *, logs_min: int = 8) -> ExecuteInProcessResult:
     return materialize(
-        [MANIFEST.build(Scope()), VERIFICATION.build(Scope()), downstream],
+        [MANIFEST.build(StoreScope()), VERIFICATION.build(StoreScope()), downstream],
         instance=instance,
         tags=range_tags(logs[0], logs[-1]),
         resources={

@@ -28,7 +28,7 @@ from dagster import (
 from wal3_core import InvalidRequestError, UnavailableError
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.framework.checks import FOUND
-from wal3_orchestration.framework.scope import STORE_TAG, Scope
+from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
 from wal3_orchestration.framework.triggers import Workflow
 
 ALERT_VARIABLE = "WAL3_ALERT_URL"
@@ -90,7 +90,7 @@ def post(url: str, text: str) -> None:
     raise UnavailableError(message)
 
 
-def alert_text(scope: Scope, run: DagsterRun, instance: DagsterInstance) -> str | None:
+def alert_text(scope: StoreScope, run: DagsterRun, instance: DagsterInstance) -> str | None:
     """Return what to say about a finished run; None when it neither failed nor has a failed check."""
     failed = [check for check in _checks(instance, run.run_id) if not check.passed]
     if run.status is not DagsterRunStatus.FAILURE and not failed:
@@ -139,7 +139,7 @@ def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvalua
             yield found
 
 
-def is_of(scope: Scope, run: DagsterRun) -> bool:
+def is_of(scope: StoreScope, run: DagsterRun) -> bool:
     """Return whether a run is of the scope's store: of one of its jobs, or started by a click on its assets."""
     if run.tags.get(STORE_TAG) is not None:
         return run.tags[STORE_TAG] == scope.tags[STORE_TAG]
@@ -147,7 +147,7 @@ def is_of(scope: Scope, run: DagsterRun) -> bool:
     return any(key == scope.key(key.path[-1]) and key.path[-1] in ASSETS for key in selected)
 
 
-def alert(scope: Scope, context: RunStatusSensorContext) -> SkipReason:
+def alert(scope: StoreScope, context: RunStatusSensorContext) -> SkipReason:
     """Post what is wrong with the run that just finished, if anything is."""
     run = context.dagster_run
     if not is_of(scope, run):
@@ -162,7 +162,7 @@ def alert(scope: Scope, context: RunStatusSensorContext) -> SkipReason:
     return SkipReason(f"posted: {text}")
 
 
-def _sensor(scope: Scope, status: DagsterRunStatus) -> SensorDefinition:
+def _sensor(scope: StoreScope, status: DagsterRunStatus) -> SensorDefinition:
     name, description = _STATUSES[status]
 
     @run_status_sensor(
@@ -180,9 +180,4 @@ def _sensor(scope: Scope, status: DagsterRunStatus) -> SensorDefinition:
     return evaluate
 
 
-def _sensors(scope: Scope) -> Definitions:
-    """Return a sensor for failed runs, and one for failed checks of runs that succeeded."""
-    return Definitions(sensors=[_sensor(scope, status) for status in _STATUSES])
-
-
-workflow = Workflow(further=_sensors)
+workflow = Workflow(further=lambda scope: Definitions(sensors=[_sensor(scope, status) for status in _STATUSES]))

@@ -5,8 +5,6 @@ the store is another one, or many logs are gone, until an operator confirms by `
 """
 
 # Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
-from dataclasses import replace
-
 from dagster import (
     Config,
     Definitions,
@@ -25,12 +23,12 @@ from wal3_core.errors import LogNotFoundError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.defs.dirty_logs.rounds import Rounds
+from wal3_orchestration.defs.dirty_logs.assets import RoundKind, Rounds
 from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX, LogAsset, LogJob, request_runs
-from wal3_orchestration.framework.log_records import NOTHING, LogRecord, LogRecords
+from wal3_orchestration.framework.log_records import LogRecord, LogRecords
 from wal3_orchestration.framework.recorder import LogResult, Recorder, fingerprint
 from wal3_orchestration.framework.runbook import Section
-from wal3_orchestration.framework.scope import Scope
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import (
     ACCEPT_JOB,
@@ -49,16 +47,15 @@ from wal3_orchestration.framework.triggers import (
     LogSensor,
     SensorCursor,
     Workflow,
+    is_queued,
     next_attempts,
-    sweep_is_queued,
 )
 
 
-def look(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+def record_manifests(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Record the numbers of each log of the step."""
-    for some in step.slices():
-        seen = {state.log: _result(state.log, state) for state in read_states(store, some.logs)}
-        recorder.add([seen.get(log) or _result(log, None) for log in some.logs])
+    seen = {state.log: _result(state.log, state) for state in read_states(store, step.logs)}
+    recorder.add([seen.get(log) or _result(log, None) for log in step.logs])
 
 
 def _result(log: str, state: LogState | UnreadableLog | None) -> LogResult:
@@ -79,7 +76,7 @@ def _result(log: str, state: LogState | UnreadableLog | None) -> LogResult:
 
 MANIFEST = LogAsset(
     name="manifest",
-    do=look,
+    do=record_manifests,
     description=(
         "What a log holds, read from its manifest and cursors: records, bytes, fragments, snapshots, the time of the"
         " last append, and the lag of each cursor.\n\nPlots by partition compare the logs; while there are at most 50,"
@@ -90,34 +87,42 @@ MANIFEST = LogAsset(
 )
 JOB = LogJob(name="manifest", assets=(MANIFEST,), description="Looks at the manifests and cursors of logs.")
 
-
 REASON = "discovery: the log changed"
+_NAMED_MAX = 100
 
 
-def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def discover(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Add partitions for new logs, remove those of vanished logs, and request runs for the logs that changed.
 
     Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
     """
-    pace, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
-    if pace.rests(len(known)):
-        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
+    cursor, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
+    if cursor.rests(len(known)):
+        return SensorResult(
+            skip_reason=f"{len(known)} logs, the next look at all of them is not due yet", cursor=cursor.to_cursor()
+        )
     opened = open_known(scope, context)
     # The later slices of a going-over look at what its first one listed.
-    logs = sorted(known) if pace.under_way else list(list_logs(opened))
+    logs = sorted(known) if cursor.after else list(list_logs(opened))
     found = set(logs)
     new, vanished = sorted(found - set(known)), [log for log in known if log not in found]
     require_few_lost(scope, opened, known, vanished, scope.store(context))
     if found:
         remember_first(scope, context.instance, opened)
-    some, after = pace.step(sorted(logs))
+    some, after = cursor.step(sorted(logs))
     # A log that an earlier tick of this round found changed is looked at again now, for the key of its run.
-    keys = _changes(scope, context, opened, sorted({*pace.held, *some} & found))
-    _forget(scope, context, vanished)
-    if after.under_way and len(keys) < LOGS_PER_RUN_MAX:
-        after, keys = replace(after, held=tuple(keys)), {}
+    states = {
+        state.log: fingerprint(state.fingerprint)
+        for state in read_states(opened, sorted({*cursor.held, *some} & found))
+    }
+    records = LogRecords(scope, context.instance, MANIFEST.name)
+    keys = records.changed(states)
+    # A log that comes back is recorded again, whatever its state is then.
+    records.save({log: LogRecord(number=known.number + 1) for log, known in records.load(vanished).items()})
+    if after.after and len(keys) < LOGS_PER_RUN_MAX:
+        after, keys = after.model_copy(update={"held": tuple(keys)}), {}
     requests = next_attempts(context.instance, request_runs(scope, JOB, keys, REASON, alone_max=1))
-    if len(logs) <= QUICK_LOGS_MAX and sweep_is_queued(context.instance, requests):
+    if len(logs) <= QUICK_LOGS_MAX and any(is_queued(context.instance, each.job_name) for each in requests):
         # Each change asks for another run. When the queue is full, one waits, and a later tick asks for the rest.
         requests = []
     return SensorResult(
@@ -129,28 +134,6 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
             scope.logs.build_delete_request(vanished),
         ],
     )
-
-
-def _changes(scope: Scope, context: SensorEvaluationContext, store: ObjectStore, logs: list[str]) -> dict[str, str]:
-    """Return the logs whose state is not the one recorded last, each with the key of its change.
-
-    A repeated tick finds the same keys. The same change at another time has another key, since Dagster starts
-    only one run per key, and a log may be lost, restored, and lost again.
-    """
-    records = LogRecords(scope, context.instance, MANIFEST.name).load(logs)
-    states = {state.log: fingerprint(state.fingerprint) for state in read_states(store, logs)}
-    return {
-        log: f"{log}/{records.get(log, NOTHING).number}/{state}"
-        for log, state in states.items()
-        if records.get(log, NOTHING).state != state
-    }
-
-
-def _forget(scope: Scope, context: SensorEvaluationContext, vanished: list[str]) -> None:
-    """Look at a log again that comes back, whatever its state is then."""
-    records = LogRecords(scope, context.instance, MANIFEST.name)
-    before = records.load(vanished)
-    records.save({log: LogRecord(number=record.number + 1) for log, record in before.items()})
 
 
 DISCOVERY = LogSensor(
@@ -166,9 +149,6 @@ DISCOVERY = LogSensor(
 )
 
 
-_NAMED_MAX = 100
-
-
 class Accepted(Config):
     """What the operator confirms."""
 
@@ -176,29 +156,11 @@ class Accepted(Config):
     vanished: int = Field(default=0, ge=0, description="How many of the known logs are no longer in it.")
 
 
-def accept(scope: Scope, context: OpExecutionContext, config: Accepted) -> None:
-    """Look after this store from now on, and forget the logs that are gone, only if both match the operator's input."""
-    opened = scope.store(context).open()
-    found = store_identity(opened)
-    if found != config.store_id:
-        message = f"store {opened.url}: expected store {config.store_id}, found {found or 'no identity'}"
-        raise Failure(message, allow_retries=False)
-    there = set(list_logs(opened))
-    vanished = [log for log in scope.known_logs(context.instance) if log not in there]
-    if len(vanished) != config.vanished:
-        message = f"store {opened.url}: expected {config.vanished} known logs to be gone, found {len(vanished)}"
-        raise Failure(f"{message}: {vanished[:_NAMED_MAX]}", allow_retries=False)
-    if remembered(scope, context.instance) != found:
-        # They name logs of the other store, and would make partitions of them.
-        Rounds(scope, context.instance).clear()
-    remember(scope, context.instance, found)
-    for log in vanished:
-        context.instance.delete_dynamic_partition(scope.logs_name, log)
-    context.log.info("store %s, %d logs forgotten: %s", found, len(vanished), vanished)
+def _acceptance(scope: StoreScope) -> Definitions:
+    """Return the job that looks after another store from then on, and forgets logs that are gone.
 
-
-def _acceptance(scope: Scope) -> Definitions:
-    """Return the job that accepts what discovery refused."""
+    Only if both are as the operator says.
+    """
 
     @op(
         name=scope.named(ACCEPT_OP),
@@ -206,7 +168,24 @@ def _acceptance(scope: Scope) -> Definitions:
         required_resource_keys={scope.named("store")},
     )
     def accepted_store(context: OpExecutionContext, config: Accepted) -> None:
-        accept(scope, context, config)
+        opened = scope.store(context).open()
+        found = store_identity(opened)
+        if found != config.store_id:
+            message = f"store {opened.url}: expected store {config.store_id}, found {found or 'no identity'}"
+            raise Failure(message, allow_retries=False)
+        there = set(list_logs(opened))
+        vanished = [log for log in scope.known_logs(context.instance) if log not in there]
+        if len(vanished) != config.vanished:
+            message = f"store {opened.url}: expected {config.vanished} known logs to be gone, found {len(vanished)}"
+            raise Failure(f"{message}: {vanished[:_NAMED_MAX]}", allow_retries=False)
+        if remembered(scope, context.instance) != found:
+            # They name logs of the other store, and would make partitions of them.
+            for kind in RoundKind:
+                Rounds(scope, context.instance).save(kind, None)
+        remember(scope, context.instance, found)
+        for log in vanished:
+            context.instance.delete_dynamic_partition(scope.logs_name, log)
+        context.log.info("store %s, %d logs forgotten: %s", found, len(vanished), vanished)
 
     @job(
         name=scope.named(ACCEPT_JOB),

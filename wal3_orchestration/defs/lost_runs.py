@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from dagster import DagsterRunStatus, RunsFilter, SensorEvaluationContext, SensorResult
 
-from wal3_orchestration.framework.scope import STORE_TAG
+from wal3_orchestration.defs.alerts import is_of
 from wal3_orchestration.framework.triggers import LogSensor, Workflow
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
 
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
 # Where Dagster's launcher says which server has the run.
 SERVER_TAG = ".dagster/grpc_info"
@@ -28,11 +28,11 @@ _LAUNCHED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStat
 LOST = "the code server that had this run is gone, and its process with it. What it left half done, the next run does"
 
 
-def fail_lost_runs(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def fail_lost_runs(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Mark runs as failed whose code server is gone, so that others can begin."""
     lost = []
     for run in context.instance.get_runs(RunsFilter(statuses=_LAUNCHED)):
-        if not _is_own(scope, run) or not _server_is_gone(run):
+        if not is_of(scope, run) or not _server_is_gone(run):
             continue
         # It may have ended since.
         now = context.instance.get_run_by_id(run.run_id)
@@ -40,14 +40,6 @@ def fail_lost_runs(scope: Scope, context: SensorEvaluationContext) -> SensorResu
             context.instance.report_run_failed(now, LOST)
             lost.append(run.run_id)
     return SensorResult(skip_reason=f"{len(lost)} runs were lost: {', '.join(lost)}" if lost else "no run was lost")
-
-
-def _is_own(scope: Scope, run: DagsterRun) -> bool:
-    """Return whether a run is the store's: of its jobs, or launched by choosing its assets."""
-    given = run.tags.get(STORE_TAG)
-    if given is not None:
-        return given == scope.tags[STORE_TAG]
-    return any(scope.has(key) for key in run.asset_selection or ())
 
 
 def _server_is_gone(run: DagsterRun) -> bool:

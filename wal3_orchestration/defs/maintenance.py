@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster import RunRequest
 
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
 # One run, because Dagster keeps some 0.2 MB for each, whatever it does. Neither half waits for the other.
 MAINTENANCE = LogJob(
@@ -26,7 +26,7 @@ MAINTENANCE = LogJob(
 
 
 def request_maintenance(
-    scope: Scope, logs: Iterable[str], reason: str, *, keyed: Iterable[str] = ()
+    scope: StoreScope, logs: Iterable[str], reason: str, *, keyed: Iterable[str] = ()
 ) -> list[RunRequest]:
     """Ask for the snapshot compaction and collection of these logs in few runs, and for the key compaction of some.
 

@@ -14,20 +14,14 @@ from wal3_orchestration.framework.assets import LogAsset, LogJob
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.store import read_manifests
-from wal3_orchestration.framework.triggers import (
-    LogSchedule,
-    LogSensor,
-    Workflow,
-    go_over_logs,
-)
+from wal3_orchestration.framework.triggers import LogSchedule, LogSensor, Workflow, go_over_logs
 
 if TYPE_CHECKING:
     from dagster import SensorEvaluationContext, SensorResult
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
     from wal3_orchestration.framework.step import Step
 
 # Repacking one log is work enough for a run.
@@ -37,8 +31,7 @@ REASON = "the tree of snapshots is lopsided"
 
 def compact(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Compact each log of the step that needs it."""
-    for some in step.slices():
-        recorder.add([_compact(store, log) for log in some.logs])
+    recorder.add([_compact(store, log) for log in step.logs])
 
 
 def _compact(store: ObjectStore, log: str) -> LogResult:
@@ -81,28 +74,21 @@ def _numbers(shape: Shape) -> dict[str, Value]:
     }
 
 
-def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def find_lopsided(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs whose tree is worth repacking."""
-    return go_over_logs(
-        scope,
-        context,
-        lambda store, logs: {
-            log: _run_key(log, manifest)
-            for log, manifest in read_manifests(store, logs)
-            if measure_shape(manifest, SnapshotOptions()).needs_compaction
-        },
-        job=JOB,
-        reason=REASON,
-        nothing="none with a lopsided tree",
-        alone_max=RUNS_OF_ONE_LOG_MAX,
-    )
 
+    def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
+        keys, options = {}, SnapshotOptions()
+        for log, manifest in read_manifests(store, logs):
+            if measure_shape(manifest, options).needs_compaction:
+                # The tree that the run is for: appends alone do not change the key.
+                rolls = len(manifest.fragments) // options.fragments_per_snapshot
+                named = "\n".join([manifest.log_id, str(rolls), *(pointer.path for pointer in manifest.snapshots)])
+                keys[log] = f"{log}/{hashlib.sha256(named.encode()).hexdigest()}"
+        return keys
 
-def _run_key(log: str, manifest: Manifest) -> str:
-    """Name the run by the tree it is for: appends alone do not change the key."""
-    rolls = len(manifest.fragments) // SnapshotOptions().fragments_per_snapshot
-    named = "\n".join([manifest.log_id, str(rolls), *(pointer.path for pointer in manifest.snapshots)])
-    return f"{log}/{hashlib.sha256(named.encode()).hexdigest()}"
+    nothing = "none with a lopsided tree"
+    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing=nothing, alone_max=RUNS_OF_ONE_LOG_MAX)
 
 
 COMPACTED = LogAsset(

@@ -22,15 +22,14 @@ from wal3_core.options import UNLIMITED
 from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.framework.assets import LogAsset, LogJob
 from wal3_orchestration.framework.checks import log_check
-from wal3_orchestration.framework.recorder import HERE, ON_SPARK, LogResult, Recorder
+from wal3_orchestration.framework.recorder import LogResult, Recorder
 from wal3_orchestration.framework.runbook import Section
-from wal3_orchestration.framework.store import map_logs, read_manifests
+from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSchedule, Workflow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.compaction.retried import Retried
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
@@ -66,17 +65,6 @@ class DamagedObject:
         return f"{self.problem.message} ({further})" if further else self.problem.message
 
 
-def locate(store: ObjectStore, report: ScrubReport, problems: Sequence[Problem]) -> list[DamagedObject]:
-    """Find where the objects of a report's problems are stored, and their offsets, from the log's manifest."""
-    found = try_log(partial(_ranges, store, report.log), {problem.path for problem in problems})
-    # The manifest itself may be what is damaged.
-    ranges = {} if isinstance(found, LogError) else found
-    return [
-        DamagedObject(problem=problem, file=place_of_object(store, report, problem), offsets=ranges.get(problem.path))
-        for problem in problems
-    ]
-
-
 def _ranges(store: ObjectStore, log: str, paths: set[str]) -> Ranges:
     """Return the offsets of the objects that a manifest leads to."""
     reader, ranges = LogReader.open(store, log), Ranges()
@@ -93,7 +81,7 @@ def _ranges(store: ObjectStore, log: str, paths: set[str]) -> Ranges:
 
 PROBLEMS_SHOWN_MAX = 100
 _SPOKEN_MAX = 3
-# Of a sound log. The setsum says of which content.
+# Numbers of a sound log: the setsum identifies the content that they are of.
 _IMPLIED = ("bytes", "fragments", "snapshots")
 
 
@@ -136,24 +124,28 @@ def sound(found: Damages, _limits: object) -> str | None:
 
 def verify(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
-    for some in step.slices():
-        done_by, reports, retried = _read_back(some, store)
-        results = [
-            LogResult(log=report.log, metadata=_metadata(report, done_by), implied=_IMPLIED)
-            for report in reports
-            if report.sound
-        ]
-        recorder.add(results, [judge(store, report) for report in reports], retried=retried)
-
-
-def _read_back(step: Step, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:
-    # Without Spark, if logs are few and small; one look at each says.
-    if step.num_logs < step.limits.spark_logs_min and (
-        sum(manifest.num_bytes for _, manifest in read_manifests(store, step.logs)) < step.limits.spark_bytes_min
-    ):
-        return HERE, list(map_logs(partial(scrub_log, store), step.logs)), None
-    reports = verify_logs(*step.spark(), list(step.logs))
-    return ON_SPARK, reports, reports.retried
+    # One request for each log says how large it is.
+    num_bytes = sum(manifest.num_bytes for _, manifest in read_manifests(store, step.logs)) if step.few else 0
+    few = step.few and num_bytes < step.limits.spark_bytes_min
+    done_by, found, retried = step.each_log(partial(scrub_log, store), verify_logs, few=few)
+    reports = list(found)
+    results = [
+        LogResult(
+            log=report.log,
+            implied=_IMPLIED,
+            metadata={
+                "records": report.num_records,
+                "bytes": report.num_bytes,
+                "fragments": report.num_fragments,
+                "snapshots": report.num_snapshots,
+                "setsum": report.setsum,
+                "done_by": done_by,
+            },
+        )
+        for report in reports
+        if report.sound
+    ]
+    recorder.add(results, [judge(store, report) for report in reports], retried=retried)
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
@@ -173,19 +165,14 @@ def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
 def judge(store: ObjectStore, report: ScrubReport) -> CheckResult:
     """Turn a report into the log's check result; a failed one names the bad objects."""
     problems = report.problems[:PROBLEMS_SHOWN_MAX]
-    first = locate(store, report, problems) if problems else []
+    found = try_log(partial(_ranges, store, report.log), {each.path for each in problems}) if problems else {}
+    # The manifest itself may be what is damaged.
+    ranges = {} if isinstance(found, LogError) else found
+    first = [
+        DamagedObject(problem=each, file=place_of_object(store, report, each), offsets=ranges.get(each.path))
+        for each in problems
+    ]
     return sound.result(report.log, Damages(count=len(report.problems), first=first))
-
-
-def _metadata(report: ScrubReport, done_by: str) -> dict[str, int | str]:
-    return {
-        "records": report.num_records,
-        "bytes": report.num_bytes,
-        "fragments": report.num_fragments,
-        "snapshots": report.num_snapshots,
-        "setsum": report.setsum,
-        "done_by": done_by,
-    }
 
 
 VERIFICATION = LogAsset(
@@ -198,7 +185,7 @@ VERIFICATION = LogAsset(
     deps=("manifest",),
     uses=("store", "spark", "collection"),
     pool="wal3_verification",
-    # Of the asset, not of each log: says that verification as a whole has stopped.
+    # The asset as a whole is stale when verification has stopped; a log alone is not.
     freshness=FreshnessPolicy.time_window(fail_window=timedelta(days=8), warn_window=timedelta(days=2)),
     section=Section.UNSOUND,
 )

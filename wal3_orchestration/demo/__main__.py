@@ -10,11 +10,11 @@ import fcntl
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from dagster import DagsterInstance, RunRequest
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -34,114 +34,36 @@ from wal3_core import (
 )
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
+from wal3_orchestration.defs.snapshot_compaction import find_lopsided
 from wal3_orchestration.demo.input import read_input
-from wal3_orchestration.demo.runs import Collected, Packed, Workflows
+from wal3_orchestration.demo.runs import DemoRuns, recorded
 from wal3_orchestration.deployment import settings
-from wal3_orchestration.framework.store import LogState
+from wal3_orchestration.framework.scope import LOG_TAG
+from wal3_orchestration.framework.store import LogState, read_states
 from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE, java_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from wal3_core import Manifest, Message, Record
+    from wal3_core import Message, Record
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.demo.runs import Finding
     from wal3_orchestration.framework.store import UnreadableLog
 
-_FOLDERS = 3
-_FRAGMENTS = 10
-_POLICY = Policy(cleanup=Cleanup.COMPACT)
-
-
-def compact_folders(
-    store: ObjectStore, workflows: Workflows, messages: Mapping[str, Sequence[Message]], console: Console
-) -> None:
-    """Append the largest folders' history to logs of their own, let Dagster compact them, and show what is left."""
-    largest = sorted(messages, key=lambda log: (-len(messages[log]), log))[:_FOLDERS]
-    written = {f"files/{log}": messages[log] for log in largest}
-    for log, changes in written.items():
-        _append(store, log, changes)
-    workflows.discover()
-    before = {log: LogReader.open(store, log).manifest() for log in written}
-    workflows.compact_keys(list(written))
-    table = Table(title="Key compaction: what is left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("log", overflow="fold")
-    for column in ("records", "fragments", "kB", "files", "same tree"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for log, changes in written.items():
-        reader = LogReader.open(store, log)
-        tree = _files(reader.records())
-        same = "[green]yes[/]" if tree == _files(changes) else "[bold red]NO[/]"
-        table.add_row(log, *_changes(before[log], reader.manifest()), f"{len(tree):,}", same)
-    console.print(table)
-
-
-def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
-    last = {change.key: change.body for change in changes}
-    return {path: body for path, body in last.items() if body is not None}
-
-
-def _append(store: ObjectStore, log: str, changes: Sequence[Message]) -> None:
-    size = max(1, -(-len(changes) // _FRAGMENTS))
-    with LogWriter.open_or_initialize(store, log) as writer:
-        PolicyStore(store, log).change(lambda _: _POLICY)
-        for start in range(0, len(changes), size):
-            writer.append_many(changes[start : start + size])
-
-
-def _changes(before: Manifest, after: Manifest) -> list[str]:
-    numbers = (
-        (before.num_records, after.num_records),
-        (before.next.seq_no - before.first.seq_no, len(after.pointers)),
-        # In bytes, the largest would not fit into 80 columns.
-        (round(before.num_bytes / 1000), round(after.num_bytes / 1000)),
-    )
-    return [f"{first:,} to {last:,}" for first, last in numbers]
-
+    # What runs recorded of an asset, by log.
+    Recorded = Mapping[str, Mapping[str, Any]]
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = 5
-FRAGMENTS_PER_PART = 10
+FRAGMENTS = 10
 PORT = 3000
 # No read of the demo's logs takes long.
 INTERVAL_S = 1
-COLUMNS = ("records", "bytes")
 FLEET = tuple(f"devices/{number:02}" for number in range(80))
 BUSY = FLEET[7::30]
-SERVER = "demo"
 RECORDS_OF_BUSY = 1_000
+_COMPACTED_FOLDERS = 3
 # Leaves many small snapshots for compaction to pack, as short-lived writers do.
-_WRITER = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2))
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the demo keeps its files."""
-
-    folder: Path
-
-    @property
-    def store(self) -> Path:
-        """The store's folder."""
-        return self.folder / "store"
-
-    @property
-    def home(self) -> Path:
-        """Dagster's home."""
-        return self.folder / "dagster"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that uses the demo."""
-        return self.folder / "lock"
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that point Dagster here."""
-        return {
-            STORE_VARIABLE: self.store.absolute().as_uri(),
-            INTERVAL_VARIABLE: str(INTERVAL_S),
-            "DAGSTER_HOME": str(self.home.absolute()),
-        }
+_SHORT_LIVED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2))
 
 
 @click.command()
@@ -164,31 +86,45 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
             f"{ROOT}: expected the project's checkout with its workspace.yaml, found none: run the demo from there"
         )
         raise click.ClickException(message)
-    places = Places(folder)
-    hold(places)
-    os.environ.update(places.environment())
+    hold(folder)
+    store, home = folder.absolute() / "store", folder.absolute() / "dagster"
+    os.environ.update({STORE_VARIABLE: store.as_uri(), INTERVAL_VARIABLE: str(INTERVAL_S), "DAGSTER_HOME": str(home)})
     # Without it Spark looks up the machine's name, and warns when that fails.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    console = Console(highlight=False, soft_wrap=True)
+    if not dev and (store.exists() or home.exists()):
+        console.print(f"Starting over: removing the store and Dagster's home of an earlier run in {folder}")
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "dagster.yaml").write_text(settings())
     if dev:
-        serve(places, port)
-    run(places, None if sample else ROOT, Console(highlight=False, soft_wrap=True))
+        serve(port)
+    with DagsterInstance.get() as instance:
+        runs = DemoRuns(instance)
+        maintain(open_store(store.as_uri()), runs, None if sample else ROOT, console)
+        problem = runs.place(ROOT)
+        if problem is not None:
+            console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")
+    if runs.failures:
+        raise click.ClickException("\n".join(runs.failures))
+    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
 
 
-def hold(places: Places) -> None:
+def hold(folder: Path) -> None:
     """Lock the demo's folder for as long as this process, or the one it becomes, lives."""
-    places.folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(places.lock, os.O_RDWR | os.O_CREAT)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     os.set_inheritable(handle, True)  # noqa: FBT003 - takes no keywords
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        message = f"{places.folder}: in use by another demo, or by Dagster's UI on it: stop that first"
+        message = f"{folder}: in use by another demo, or by Dagster's UI on it: stop that first"
         raise click.ClickException(message) from error
 
 
-def serve(places: Places, port: int) -> None:
+def serve(port: int) -> None:
     """Become ``dagster dev`` on the demo's store."""
-    install_settings(places)
     os.chdir(ROOT)
     click.echo(f"The demo's runs: http://127.0.0.1:{port}", err=True)
     # Its successor is a package of its own, which starts the same processes.
@@ -197,75 +133,52 @@ def serve(places: Places, port: int) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell wanted
 
 
-def install_settings(places: Places) -> None:
-    """Make Dagster's home with the project's settings."""
-    places.home.mkdir(parents=True, exist_ok=True)
-    (places.home / "dagster.yaml").write_text(settings())
-
-
-def run(places: Places, repo: Path | None, console: Console) -> None:
-    """Run the demo, from an empty store to the table of results."""
-    if places.store.exists() or places.home.exists():
-        console.print(f"Starting over: removing the store and Dagster's home of an earlier run in {places.folder}")
-        shutil.rmtree(places.store, ignore_errors=True)
-        shutil.rmtree(places.home, ignore_errors=True)
-    install_settings(places)
-    found = read_input(repo)
-    total = sum(map(len, found.messages.values()))
-    console.print(f"Input: {found.origin}: {total:,} file changes, a log for each of {len(found.messages)} folders")
-    store = open_store(places.environment()[STORE_VARIABLE])
-    with Workflows.open() as workflows:
-        for number, part in enumerate(parts(found.messages), start=1):
-            for log, messages in part.items():
-                append(store, log, messages)
-            runs = workflows.discover()
-            console.print(
-                f"Part {number} of {PARTS}: appended, and moved each log's cursors;"
-                f" Dagster discovered the changes and looked at the logs in {runs} run{'s' if runs > 1 else ''}"
-            )
+def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Console) -> None:
+    """Append the input to an empty store, let Dagster look after it, and show what it found and did."""
+    origin, changes = read_input(repo)
+    total = sum(map(len, changes.values()))
+    console.print(f"Input: {origin}: {total:,} file changes, a log for each of {len(changes)} folders")
+    for number, part in enumerate(parts(changes), start=1):
+        for log, messages in part.items():
+            append(store, log, messages, _SHORT_LIVED)
+            limit = LogReader.open(store, log).manifest().next.position.offset
+            move(store, log, "tail", limit - len(messages))
+            move(store, log, "demo", max(1, limit // 2))
+        count = runs.discover()
         console.print(
-            "Garbage collection: records below every cursor are planned, verified, pruned, and after an interval of"
-            f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and prints a few warnings)"
+            f"Part {number} of {PARTS}: appended, and moved each log's cursors;"
+            f" Dagster discovered the changes and looked at the logs in {count} run{'s' if count > 1 else ''}"
         )
-        collected = workflows.collect()
-        console.print("Snapshot compaction: lopsided trees are repacked, in one run each")
-        packed = workflows.compact()
-        console.print("Orphans: objects that packing left unreferenced are marked, and deleted later")
-        orphans = workflows.sweep()
-        workflows.discover()
-        console.print("Verification: every log is read back, in one run on Spark")
-        show(console, workflows.verify(), collected, packed)
-        console.print(f"Orphans deleted: {orphans:,} objects")
-        console.print("Key compaction: the largest folders' logs keep the newest version of every file")
-        compact_folders(store, workflows, found.messages, console)
-        run_fleet(store, workflows, console)
-        problem = workflows.place(ROOT)
-        if problem is not None:
-            console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")
-    if workflows.failures:
-        raise click.ClickException("\n".join(workflows.failures))
-    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+    console.print(
+        "Garbage collection: records below every cursor are planned, verified, pruned, and after an interval of"
+        f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and prints a few warnings)"
+    )
+    runs.start_for_all("collection_job")
+    collected = _deleted(runs)
+    console.print("Snapshot compaction: lopsided trees are repacked, in one run each")
+    packed: Recorded = {}
+    for request in runs.tick(find_lopsided):
+        packed = {**packed, **recorded(runs.start(request), "compacted_snapshots")}
+    console.print("Orphans: objects that packing left unreferenced are marked, and deleted later")
+    # Only objects older than the interval are considered.
+    shared_runtime().sleep(INTERVAL_S)
+    runs.start_for_all("orphans_job")
+    orphans = sum(log["objects"] for log in _deleted(runs).values())
+    runs.discover()
+    console.print("Verification: every log is read back, in one run on Spark")
+    verified = runs.start_for_all("verification_job")
+    sound = recorded(verified, "verification") if verified.get_asset_check_evaluations() else None
+    show(console, read_states(store, runs.logs()), sound, collected, packed)
+    console.print(f"Orphans deleted: {orphans:,} objects")
+    console.print("Key compaction: the largest folders' logs keep the newest version of every file")
+    compact_folders(store, runs, changes, console)
+    run_fleet(store, runs, console)
 
 
-def run_fleet(store: ObjectStore, workflows: Workflows, console: Console) -> None:
-    """Write many logs from one process; the sensor on the dirty logs finds those that have grown."""
-    with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
-        for first in [fleet.submit(log, b"switched on") for log in FLEET]:
-            first.result()
-        found = workflows.roll_up()
-        console.print(
-            f"A fleet: {len(FLEET)} logs written by one process, each append marked in the dirty log of its server;"
-            f" Dagster read the marks and found {len(found) or 'none'} to be due"
-        )
-        for log in BUSY:
-            for part in range(4):
-                fleet.append_many(log, [b"%d" % (part + number) for number in range(RECORDS_OF_BUSY // 4)])
-            move(store, log, "demo", RECORDS_OF_BUSY // 2)
-        found = workflows.roll_up()
-        console.print(
-            f"{len(BUSY)} of them grew by {RECORDS_OF_BUSY:,} records, and were half read: Dagster found"
-            f" {', '.join(found) or 'none'}, and collected no other"
-        )
+def _deleted(runs: DemoRuns) -> Recorded:
+    """Delete garbage once the interval is over: the deletion sensor would tick again later instead."""
+    shared_runtime().sleep(INTERVAL_S)
+    return recorded(runs.start_for_all("deletion_job"), "deleted_garbage")
 
 
 def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Sequence[Message]]]:
@@ -274,16 +187,12 @@ def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Seque
         yield {log: some[len(some) * part // PARTS : len(some) * (part + 1) // PARTS] for log, some in messages.items()}
 
 
-def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
-    """Append messages in several fragments; cursor ``tail`` moves to their start, ``demo`` to the log's middle."""
-    size = max(1, -(-len(messages) // FRAGMENTS_PER_PART))
-    with LogWriter.open_or_initialize(store, log, options=_WRITER) as writer:
-        reader = LogReader.open(store, log)
-        move(store, log, "tail", reader.manifest().next.position.offset)
+def append(store: ObjectStore, log: str, messages: Sequence[Message], options: WriterOptions | None = None) -> None:
+    """Append messages to a log, which is created first if need be, in several fragments."""
+    size = max(1, -(-len(messages) // FRAGMENTS))
+    with LogWriter.open_or_initialize(store, log, options=options) as writer:
         for start in range(0, len(messages), size):
             writer.append_many(messages[start : start + size])
-        middle = reader.manifest().next.position.offset // 2
-    move(store, log, "demo", max(1, middle))
 
 
 def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
@@ -299,41 +208,96 @@ def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
 
 
 def show(
-    console: Console, findings: Sequence[Finding], collected: Mapping[str, Collected], packed: Mapping[str, Packed]
+    console: Console,
+    states: Iterable[LogState | UnreadableLog],
+    sound: Collection[str] | None,
+    collected: Recorded,
+    packed: Recorded,
 ) -> None:
-    """Print the table of findings, and what collection and compaction did."""
-    # No vertical lines: the table fits into 80 columns.
-    table = Table(title="What Dagster found and did", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("log", overflow="fold")
-    for column in (*COLUMNS, "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for finding in findings:
-        log = finding.state.log
-        taken = collected.get(log, Collected())
+    """Print a row for each log, and what collection took; without ``sound``, the logs were not verified."""
+    columns = ("records", "bytes", "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound")
+    table = _table("What Dagster found and did", columns)
+    for state in states:
+        log, numbers = state.log, state.numbers() if isinstance(state, LogState) else {}
+        taken, tree = collected.get(log, {}), packed.get(log)
         table.add_row(
             log,
-            *_numbers(finding.state),
-            f"{taken.records:,}",
-            f"{taken.objects:,}",
-            f"{packed[log].before} to {packed[log].after}" if log in packed else "",
-            _verdict(finding),
+            *(f"{numbers[label]:,}" if numbers else "?" for label in ("records", "bytes")),
+            *(f"{taken.get(label, 0):,}" for label in ("records", "objects")),
+            "" if tree is None else f"{tree['snapshots_before']} to {tree['snapshots']}",
+            "[yellow]not verified[/]" if sound is None else _yes(log in sound),
         )
     console.print(table)
-    total = sum(taken.num_bytes for taken in collected.values())
-    objects = sum(taken.objects for taken in collected.values())
-    console.print(f"Collected: {total:,} bytes in {objects:,} objects; the records at and after every cursor are kept.")
+    num_bytes, objects = (sum(taken[label] for taken in collected.values()) for label in ("bytes", "objects"))
+    console.print(
+        f"Collected: {num_bytes:,} bytes in {objects:,} objects; the records at and after every cursor are kept."
+    )
 
 
-def _numbers(state: LogState | UnreadableLog) -> Iterator[str]:
-    seen = state.numbers() if isinstance(state, LogState) else {}
-    for name in COLUMNS:
-        yield f"{seen[name]:,}" if name in seen else "?"
+def _table(title: str, columns: Iterable[str]) -> Table:
+    # No vertical lines: the table fits into 80 columns.
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("log", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
-def _verdict(finding: Finding) -> str:
-    if finding.sound is None:
-        return "[yellow]not verified[/]"
-    return "[green]yes[/]" if finding.sound else "[bold red]NO[/]"
+def _yes(found: bool) -> str:  # noqa: FBT001 - the answer itself
+    return "[green]yes[/]" if found else "[bold red]NO[/]"
+
+
+def compact_folders(
+    store: ObjectStore, runs: DemoRuns, messages: Mapping[str, Sequence[Message]], console: Console
+) -> None:
+    """Append the largest folders' history to logs of their own, let Dagster compact them, and show what is left."""
+    largest = sorted(messages, key=lambda log: (-len(messages[log]), log))[:_COMPACTED_FOLDERS]
+    written = {f"files/{log}": messages[log] for log in largest}
+    for log, changes in written.items():
+        append(store, log, changes)
+        PolicyStore(store, log).change(lambda _: Policy(cleanup=Cleanup.COMPACT))
+    runs.discover()
+    table = _table("Key compaction: what is left", ("records", "fragments", "kB", "files", "same tree"))
+    for log, changes in written.items():
+        reader = LogReader.open(store, log)
+        before = reader.manifest()
+        runs.start(RunRequest(job_name="compaction_job", partition_key=log, tags={LOG_TAG: log}))
+        after, tree = reader.manifest(), _files(reader.records())
+        numbers = (
+            (before.num_records, after.num_records),
+            (before.next.seq_no - before.first.seq_no, len(after.pointers)),
+            # In bytes, the largest would not fit into 80 columns.
+            (round(before.num_bytes / 1000), round(after.num_bytes / 1000)),
+        )
+        changed = (f"{first:,} to {last:,}" for first, last in numbers)
+        table.add_row(log, *changed, f"{len(tree):,}", _yes(tree == _files(changes)))
+    console.print(table)
+
+
+def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
+    last = {change.key: change.body for change in changes}
+    return {path: body for path, body in last.items() if body is not None}
+
+
+def run_fleet(store: ObjectStore, runs: DemoRuns, console: Console) -> None:
+    """Write many logs from one process; the sensor on the dirty logs finds those that have grown."""
+    with Fleet.open(store, server="demo", options=FleetOptions(creates=True)) as fleet:
+        for first in [fleet.submit(log, b"switched on") for log in FLEET]:
+            first.result()
+        found = runs.roll_up()
+        console.print(
+            f"A fleet: {len(FLEET)} logs written by one process, each append marked in the dirty log of its server;"
+            f" Dagster read the marks and found {len(found) or 'none'} to be due"
+        )
+        for log in BUSY:
+            for part in range(4):
+                fleet.append_many(log, [b"%d" % (part + number) for number in range(RECORDS_OF_BUSY // 4)])
+            move(store, log, "demo", RECORDS_OF_BUSY // 2)
+        found = runs.roll_up()
+        console.print(
+            f"{len(BUSY)} of them grew by {RECORDS_OF_BUSY:,} records, and were half read: Dagster found"
+            f" {', '.join(found) or 'none'}, and collected no other"
+        )
 
 
 if __name__ == "__main__":

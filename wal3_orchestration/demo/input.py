@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from wal3_core import InvalidRequestError, Message
 from wal3_core.model.paths import RESERVED_PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 MESSAGES_MAX = 20_000
@@ -34,22 +34,14 @@ ROOT_LOG = "root"
 _SAMPLE = "sample/file_changes.jsonl.gz"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """Messages by log, and where they come from."""
-
-    origin: str
-    messages: Mapping[str, list[Message]]
-
-
-def read_input(repo: Path | None) -> Input:
-    """Read the repository's history, or the sample when there is no repository or no git."""
-    if repo is not None:
-        try:
-            return Input(origin=f"the git history of {repo}", messages=_by_log(_history(repo)))
-        except InvalidRequestError as error:
-            return Input(origin=f"the bundled sample ({error})", messages=_by_log(_sample()))
-    return Input(origin="the bundled sample", messages=_by_log(_sample()))
+def read_input(repo: Path | None) -> tuple[str, dict[str, list[Message]]]:
+    """Read the repository's history, or the sample when there is no repository or no git; say which, too."""
+    if repo is None:
+        return "the bundled sample", _by_log(_sample())
+    try:
+        return f"the git history of {repo}", _by_log(_history(repo))
+    except InvalidRequestError as error:
+        return f"the bundled sample ({error})", _by_log(_sample())
 
 
 def log_of(path: bytes) -> str:
@@ -62,20 +54,15 @@ def log_of(path: bytes) -> str:
 
 
 def _by_log(messages: Iterable[Message]) -> dict[str, list[Message]]:
-    logs: dict[str, list[Message]] = {}
-    for message in _bounded(messages):
-        logs.setdefault(log_of(message.key or b""), []).append(message)
-    return logs
-
-
-def _bounded(messages: Iterable[Message]) -> Iterator[Message]:
     """Take the oldest messages: those of a large repository are more than a demo shows."""
+    logs: dict[str, list[Message]] = {}
     left = BODIES_BYTES_MAX
     for message in islice(messages, MESSAGES_MAX):
         left -= len(message.body or b"")
         if left < 0:
-            return
-        yield message
+            break
+        logs.setdefault(log_of(message.key or b""), []).append(message)
+    return logs
 
 
 def _history(repo: Path) -> Iterator[Message]:
@@ -84,19 +71,16 @@ def _history(repo: Path) -> Iterator[Message]:
         raise InvalidRequestError(f"repository {repo}: expected its top, found the folder {prefix!r} of one")
     files = _changed_files(_git(repo, *_LOG).split(b"\0")[:-1])
     while some := list(islice(files, _BLOBS_AT_ONCE)):
-        stored = _git(repo, "cat-file", "--batch", stdin=b"".join(blob + b"\n" for _, blob in some if blob))
-        start = 0
+        stored = io.BytesIO(_git(repo, "cat-file", "--batch", stdin=b"".join(blob + b"\n" for _, blob in some if blob)))
         for path, blob in some:
             body = None
             if blob is not None:
-                # "<id> blob <size>", a newline, the bytes, a newline.
-                begin = stored.index(b"\n", start) + 1
-                heading = stored[start:begin].split()
-                if heading[1:] == [b"missing"]:
+                # "<id> blob <size>", a newline, the bytes, a newline; or "<id> missing".
+                size = stored.readline().split()[-1]
+                if size == b"missing":
                     message = f"repository {repo}: expected the file {blob.decode()}, found none: fetch all of it"
                     raise InvalidRequestError(message)
-                start = begin + int(heading[2]) + 1
-                body = stored[begin : start - 1]
+                body = stored.read(int(size) + 1)[:-1]
             yield Message(body, path)
 
 

@@ -105,7 +105,9 @@ class Deployment:
     def commands(self) -> list[str]:
         """Return the commands to go on with."""
         env, home = quoted(str(self.home / ENV_FILE)), quoted(str(self.home))
-        load, dagster = f"set -a; . {env}; set +a", _program("dagster")
+        load, program = f"set -a; . {env}; set +a", Path(sys.executable).parent / "dagster"
+        # A shell finds it by its name if it is the one on the PATH.
+        dagster = "dagster" if Path(shutil.which("dagster") or "") == program else quoted(str(program))
         # Postgres has no tables yet: one command makes them, before several start at once.
         load_and_create = [load, f"{dagster} instance info"] if self.postgres else [load]
         if self.compose:
@@ -128,13 +130,6 @@ class Deployment:
                 "sudo systemctl enable --now wal3-dagster-webserver wal3-dagster-daemon",
             ]
         return [*load_and_create, f"{dagster} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
-
-
-def _program(name: str) -> str:
-    """Return a program of this Python's environment: by name if a shell finds it, else by path."""
-    path = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    return name if found is not None and Path(found) == path else quoted(str(path))
 
 
 def quoted(value: str) -> str:

@@ -39,7 +39,7 @@ from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.framework.checks import checks_of
 from wal3_orchestration.framework.recorder import Recorder
 from wal3_orchestration.framework.runbook import Section, link
-from wal3_orchestration.framework.scope import LOG_TAG, REASON_TAG, Scope
+from wal3_orchestration.framework.scope import GROUP, LOG_TAG, REASON_TAG, StoreScope
 from wal3_orchestration.framework.step import LOGS_FIELD, Step, retried_only_when_unavailable
 
 # Dagster does not export the class of a job whose assets are not resolved yet.
@@ -56,19 +56,20 @@ LOGS_PER_RUN_MAX = 500
 class LogAsset:
     """An asset of every log: its name, the assets before it, the resources it uses, its section of the runbook.
 
-    ``do`` does the step for its logs, and hands what it finds to the recorder.
+    ``do`` does the step for a slice of its logs, or for the ``whole``, and hands what it finds to the recorder.
     """
 
     name: str
     do: Callable[[Step, ObjectStore, Recorder], None]
     description: str
     section: Section
+    whole: bool = False
     deps: tuple[str, ...] = ()
     uses: tuple[str, ...] = ("store",)
     pool: str | None = None
     freshness: FreshnessPolicy | None = None
 
-    def build(self, scope: Scope) -> AssetsDefinition:
+    def build(self, scope: StoreScope) -> AssetsDefinition:
         """Return the asset of one store."""
         checks = [check.build(scope) for check in checks_of(self.name)]
 
@@ -77,7 +78,7 @@ class LogAsset:
             deps=scope.keys(self.deps),
             check_specs=checks,
             partitions_def=scope.logs,
-            group_name=scope.group,
+            group_name=scope.named(GROUP),
             backfill_policy=BackfillPolicy.single_run(),
             pool=None if self.pool is None else scope.named(self.pool),
             # A step with checks may end without a materialization of a log that failed one.
@@ -95,7 +96,7 @@ class LogAsset:
 
         return compute
 
-    def build_operation(self, scope: Scope, name: str, *, waits: bool, last: bool) -> OpDefinition:
+    def build_operation(self, scope: StoreScope, name: str, *, waits: bool, last: bool) -> OpDefinition:
         """Return the operation that does the asset's step in a sweep, after others or not; none waits for ``last``."""
         logs = Field([str], is_required=False, description="The logs; all known ones without it.")
 
@@ -118,7 +119,9 @@ class LogAsset:
     def _run(self, step: Step) -> Iterator[object]:
         recorder = Recorder(step)
         with retried_only_when_unavailable(step.context):
-            self.do(step, step.open(), recorder)
+            store = step.open()
+            for some in [step] if self.whole else step.slices():
+                self.do(some, store, recorder)
             yield from recorder.finish()
             recorder.fail(self.section)
 
@@ -135,23 +138,23 @@ class LogJob:
     assets: tuple[LogAsset, ...]
     description: str
 
-    def sweep_name(self, scope: Scope) -> str:
+    def sweep_name(self, scope: StoreScope) -> str:
         """Return the name of the job for many logs."""
         return scope.named(f"{self.name}_sweep")
 
-    def build(self, scope: Scope) -> list[Job]:
+    def build(self, scope: StoreScope) -> list[Job]:
         """Return both jobs of one store: the same objects each time, as sensors and jobs must share them."""
         names = tuple(each.name for each in self.assets)
         return [_asset_job(scope, f"{self.name}_job", names, self.description), _sweep(self, scope)]
 
-    def request(self, scope: Scope, log: str, *, run_key: str, reason: str) -> RunRequest:
+    def request(self, scope: StoreScope, log: str, *, run_key: str, reason: str) -> RunRequest:
         """Ask for a run of one log, under its partition."""
         tags = {LOG_TAG: scope.log_tag(log), REASON_TAG: reason}
         name = scope.named(f"{self.name}_job")
         return RunRequest(run_key=run_key, job_name=name, partition_key=log, tags=tags)
 
     def request_sweep(
-        self, scope: Scope, logs: Sequence[str] | None = None, *, run_key: str | None = None, reason: str = ""
+        self, scope: StoreScope, logs: Sequence[str] | None = None, *, run_key: str | None = None, reason: str = ""
     ) -> RunRequest:
         """Ask for a sweep over some logs, or over all that are known when it starts."""
         given = {} if logs is None else {"config": {LOGS_FIELD: list(logs)}}
@@ -159,7 +162,7 @@ class LogJob:
         tags = {REASON_TAG: reason} if reason else {}
         return RunRequest(run_key=run_key, job_name=self.sweep_name(scope), run_config=config, tags=tags)
 
-    def operation_name(self, scope: Scope, asset: LogAsset) -> str:
+    def operation_name(self, scope: StoreScope, asset: LogAsset) -> str:
         """Return the name of an asset's step in the sweep."""
         return f"{self.sweep_name(scope)}_{asset.name}"
 
@@ -172,17 +175,17 @@ class StoreJob:
     assets: tuple[str, ...]
     description: str
 
-    def build(self, scope: Scope) -> list[Job]:
+    def build(self, scope: StoreScope) -> list[Job]:
         """Return the job of one store: the same object each time, as a sensor and the definitions must share it."""
         return [_asset_job(scope, self.name, self.assets, self.description)]
 
-    def request(self, scope: Scope, *, run_key: str, reason: str) -> RunRequest:
+    def request(self, scope: StoreScope, *, run_key: str, reason: str) -> RunRequest:
         """Ask for a run."""
         return RunRequest(run_key=run_key, job_name=scope.named(self.name), tags={REASON_TAG: reason})
 
 
 def request_runs(
-    scope: Scope, job: LogJob, keys: Mapping[str, str], reason: str, *, alone_max: int = RUNS_OF_ONE_LOG_MAX
+    scope: StoreScope, job: LogJob, keys: Mapping[str, str], reason: str, *, alone_max: int = RUNS_OF_ONE_LOG_MAX
 ) -> list[RunRequest]:
     """Ask for runs over logs: up to ``alone_max`` logs get one each, under their partitions; more share sweeps.
 
@@ -192,19 +195,16 @@ def request_runs(
     if len(keys) <= alone_max:
         return [job.request(scope, log, run_key=f"{job.name}/{key}", reason=reason) for log, key in keys.items()]
     logs = list(keys)
-    batches = [logs[start : start + LOGS_PER_RUN_MAX] for start in range(0, len(logs), LOGS_PER_RUN_MAX)]
-    return [
-        job.request_sweep(scope, batch, run_key=f"{job.name}/{_digest(keys, batch)}", reason=reason)
-        for batch in batches
-    ]
-
-
-def _digest(keys: Mapping[str, str], batch: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(f"{log} {keys[log]}" for log in batch).encode()).hexdigest()
+    requests = []
+    for start in range(0, len(logs), LOGS_PER_RUN_MAX):
+        batch = logs[start : start + LOGS_PER_RUN_MAX]
+        digest = hashlib.sha256("\n".join(f"{log} {keys[log]}" for log in batch).encode()).hexdigest()
+        requests.append(job.request_sweep(scope, batch, run_key=f"{job.name}/{digest}", reason=reason))
+    return requests
 
 
 @cache
-def _asset_job(scope: Scope, name: str, assets: tuple[str, ...], description: str) -> Job:
+def _asset_job(scope: StoreScope, name: str, assets: tuple[str, ...], description: str) -> Job:
     return define_asset_job(
         scope.named(name),
         selection=AssetSelection.assets(*scope.keys(assets)),
@@ -217,7 +217,7 @@ def _asset_job(scope: Scope, name: str, assets: tuple[str, ...], description: st
 
 
 @cache
-def _sweep(job: LogJob, scope: Scope) -> JobDefinition:
+def _sweep(job: LogJob, scope: StoreScope) -> JobDefinition:
     name, names = job.sweep_name(scope), {each.name: job.operation_name(scope, each) for each in job.assets}
     before = {each.name: [names[dep] for dep in each.deps if dep in names] for each in job.assets}
     awaited = {dep for each in job.assets for dep in each.deps}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec, Failure, MetadataValue
+from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec, MetadataValue
 
-from wal3_orchestration.framework.runbook import address, command, find_remedy, link, remedy
+from wal3_orchestration.framework.runbook import command, find_remedy, link, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.retried import Retried
     from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
     from wal3_orchestration.framework.runbook import Section
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
     Value = bool | int | float | str | JsonMetadataValue | TimestampMetadataValue
     # Takes what a step found of a log, and the limits; returns what is wrong with it, or None.
@@ -32,7 +32,6 @@ FOUND = "found"
 _ROWS_MAX = 50
 _FOUND_MAX = 20
 _SPOKEN_MAX = 3
-_NAMED_MAX = 10
 _CELL_CHARS_MAX = 300
 
 
@@ -40,27 +39,32 @@ _CELL_CHARS_MAX = 300
 class LogCheck:
     """A check of an asset over all known logs; its failure names the bad ones, a section and a command.
 
-    In ``next_command``, LOG stands for the log's name. A log that the check does not apply to is not judged.
+    In ``next_command``, LOG stands for the log's name. ``judge`` returns what is wrong with a log, or None: its name is
+    the check's, its docstring the description. A log for which ``applies`` is false is not judged. A failure of a
+    ``blocking`` check stops later steps; with ``blocks``, only of a log for which that is true.
     """
 
-    name: str
     asset: str
-    description: str
     section: Section
     next_command: tuple[str, ...]
     judge: Judge
-    blocking: bool
-    blocks: Callable[[Any], bool]
-    applies: Callable[[Any], bool]
-    details: Callable[[Any], Mapping[str, Value]]
+    blocking: bool = False
+    blocks: Callable[[Any], bool] = lambda _found: True
+    applies: Callable[[Any], bool] = lambda _found: True
+    details: Callable[[Any], Mapping[str, Value]] = lambda _found: {}
 
-    def build(self, scope: Scope) -> AssetCheckSpec:
+    @property
+    def name(self) -> str:
+        """The check's name."""
+        return self.judge.__name__
+
+    def build(self, scope: StoreScope) -> AssetCheckSpec:
         """Return the check of one store."""
         return AssetCheckSpec(
             self.name,
             asset=scope.key(self.asset),
             blocking=self.blocking,
-            description=self.description,
+            description=" ".join((self.judge.__doc__ or "").split()),
             metadata={"runbook": link(scope, self.section)},
         )
 
@@ -79,36 +83,12 @@ class LogCheck:
 _CHECKS: dict[str, list[LogCheck]] = {}
 
 
-def log_check(  # noqa: PLR0913 - all that differs between checks
-    *,
-    asset: str,
-    section: Section,
-    next_command: tuple[str, ...],
-    blocking: bool = False,
-    blocks: Callable[[Any], bool] = lambda _found: True,
-    applies: Callable[[Any], bool] = lambda _found: True,
-    details: Callable[[Any], Mapping[str, Value]] = lambda _found: {},
-) -> Callable[[Judge], LogCheck]:
-    """Make a function a check of an asset: its name is the check's, its docstring the description.
-
-    The function returns what is wrong with a log, or None. A failure of a ``blocking`` check stops later steps; with
-    ``blocks``, only of a log for which that is true.
-    """
+def log_check(**about: Any) -> Callable[[Judge], LogCheck]:  # noqa: ANN401 - the fields of LogCheck
+    """Make a function that judges a log a check of an asset, described by the other fields of LogCheck."""
 
     def build(judge: Judge) -> LogCheck:
-        check = LogCheck(
-            name=judge.__name__,
-            asset=asset,
-            description=" ".join((judge.__doc__ or "").split()),
-            section=section,
-            next_command=next_command,
-            judge=judge,
-            blocking=blocking,
-            blocks=blocks,
-            applies=applies,
-            details=details,
-        )
-        _CHECKS.setdefault(asset, []).append(check)
+        check = LogCheck(judge=judge, **about)
+        _CHECKS.setdefault(check.asset, []).append(check)
         return check
 
     return build
@@ -143,32 +123,6 @@ class CheckResult:
         """The URL of the first damaged object."""
         file = self.details.get("file")
         return file if isinstance(file, str) else None
-
-
-class Blocked:
-    """The blocking failures of a step's checks: how many, and the first of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[CheckResult] = []
-
-    def add(self, result: CheckResult) -> None:
-        """Count a result, if it is a blocking failure."""
-        if result.blocking and result.problem is not None:
-            self.count += 1
-            if len(self.first) < _NAMED_MAX:
-                self.first.append(replace(result, details={}))
-
-    def raise_together(self, scope: Scope, total: int) -> None:
-        """Fail the step for good, with a sentence, if a blocking check failed: later steps do not start."""
-        if not self.count:
-            return
-        first = self.first[0]
-        more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        said = "; ".join(f"{each.log}: {each.check.name}: {each.problem}" for each in self.first)
-        where = address(scope, first.check.section_of(first.problem or ""))
-        hint = f". Next: {command(scope, first.check.next_command, first.log)}. See {where}"
-        raise Failure(f"{self.count} of {total} logs: {said}{more}{hint}", allow_retries=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,7 +164,7 @@ class CheckFindings:
             self.bad[log] = known
 
 
-def evaluate(scope: Scope, found: CheckFindings, retried: Retried | None = None) -> AssetCheckEvaluation:
+def evaluate(scope: StoreScope, found: CheckFindings, retried: Retried | None = None) -> AssetCheckEvaluation:
     """Judge the whole store; ``retried`` is what Spark ran again for this run, if it was used."""
     check, failed = found.check, bool(found.bad or found.here)
     # The details of the first log that failed here, or of the only one.
@@ -245,7 +199,7 @@ def _sentence(found: CheckFindings) -> str:
     return f"{'; '.join(first)}{more}"
 
 
-def _bad_logs(scope: Scope, found: CheckFindings) -> str:
+def _bad_logs(scope: StoreScope, found: CheckFindings) -> str:
     rows = [
         (log, known.problem, f"`{command(scope, found.check.next_command, log)}`") for log, known in found.bad.items()
     ]
@@ -253,7 +207,7 @@ def _bad_logs(scope: Scope, found: CheckFindings) -> str:
     return f"{table(('log', 'problem', 'next command'), rows)}{more}"
 
 
-def _advice(scope: Scope, found: CheckFindings) -> dict[str, Any]:
+def _advice(scope: StoreScope, found: CheckFindings) -> dict[str, Any]:
     """Say what to do about the first log: the runbook's first steps, its section, a first command."""
     bad: Mapping[str, CheckResult | KnownProblem] = found.here or found.bad
     for log, known in bad.items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
 _KEY = "wal3/log"
 # Below the number of variables that a statement of any SQLite may have.
@@ -97,7 +97,7 @@ NOTHING = LogRecord()
 class LogRecords:
     """The records of a scope's logs for one asset."""
 
-    def __init__(self, scope: Scope, instance: DagsterInstance, asset: str) -> None:
+    def __init__(self, scope: StoreScope, instance: DagsterInstance, asset: str) -> None:
         self._storage = instance.daemon_cursor_storage
         self._prefix = f"{_KEY}/{scope.name}/{asset}/"
 
@@ -108,6 +108,18 @@ class LogRecords:
         for some in _few(keys):
             found.update(self._storage.get_cursor_values(set(some)))
         return {key.removeprefix(self._prefix): LogRecord.from_text(found[key]) for key in keys if key in found}
+
+    def changed(self, states: Mapping[str, str]) -> dict[str, str]:
+        """Return the logs whose state is not the one that was recorded last, each with the key of a run for it.
+
+        A repeated tick finds the same keys. The same change at another time has another key, since Dagster starts
+        only one run per key, and a log may be lost, restored, and lost again.
+        """
+        known = self.load(states)
+        before = {log: known.get(log, NOTHING) for log in states}
+        return {
+            log: f"{log}/{before[log].number}/{state}" for log, state in states.items() if before[log].state != state
+        }
 
     def save(self, records: Mapping[str, LogRecord]) -> None:
         """Remember each log's record; writes only what is new."""

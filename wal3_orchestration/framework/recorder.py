@@ -29,10 +29,11 @@ from dagster import (
 )
 
 from wal3_core.errors import UnavailableError
+from wal3_core.fleet.outcomes import Refusal
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.framework.checks import Blocked, CheckFindings, evaluate, retried_metadata, table
+from wal3_orchestration.framework.checks import CheckFindings, evaluate, retried_metadata, table
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.framework.runbook import address
+from wal3_orchestration.framework.runbook import address, command
 from wal3_orchestration.framework.scope import REASON_TAG, ROLLED_UP
 from wal3_orchestration.framework.step import Failures, slices
 from wal3_orchestration.framework.store import read_states, require_few_lost
@@ -43,21 +44,19 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, EventLogRecord
 
     from wal3_core.compaction.retried import Retried
-    from wal3_core.fleet.outcomes import Refusal
-    from wal3_orchestration.framework.checks import CheckResult, Value
+    from wal3_core.errors import LogError
+    from wal3_orchestration.framework.checks import CheckResult, LogCheck, Value
     from wal3_orchestration.framework.runbook import Section
     from wal3_orchestration.framework.step import Step
 
     Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
 
-# Where the work of a step was done, as its metadata says.
-HERE, ON_SPARK = "this process", "Spark"
 # What a sweep's event of a log begins with, before the id of the run.
 RUN = "recorded by run"
 # The state of a log at which nothing is left to do. So are the logs that no sweep has recorded yet.
 IDLE = "nothing is left to do"
 _STATE_CHARS = 16
-# Say how a step was done, not what it found.
+# Labels that say how a step was done, not what it found.
 _NO_STATE = frozenset({"done_by", "wait_s"})
 
 
@@ -83,17 +82,26 @@ class LogResult:
     @property
     def fingerprint(self) -> str:
         """A short text that is another one when the state is."""
-        return fingerprint(self.state) if self.state is not None else fingerprint(json.dumps(self._plain()))
-
-    def _plain(self) -> dict[str, object]:
-        return {
-            label: getattr(value, "value", value) for label, value in self.metadata.items() if label not in _NO_STATE
-        }
+        if self.state is not None:
+            return fingerprint(self.state)
+        found = {label: value for label, value in self.metadata.items() if label not in _NO_STATE}
+        return fingerprint(json.dumps({label: getattr(value, "value", value) for label, value in found.items()}))
 
 
 def fingerprint(state: str) -> str:
     """Shorten a state: there is one for each log and asset."""
     return hashlib.sha256(state.encode()).hexdigest()[:_STATE_CHARS]
+
+
+def known_problems(step: Step, check: LogCheck) -> dict[str, KnownProblem]:
+    """Return what a check has found wrong with the step's logs, and not found right since."""
+    records = step.records(check.asset).items()
+    return {log: record.problems[check.name] for log, record in records if check.name in record.problems}
+
+
+def refused(log: str, check: LogCheck, known: KnownProblem, kind: type[LogError]) -> LogResult:
+    """Return the result of a log that is left alone, and fails the step, because a check has found it bad."""
+    return LogResult(log=log, refusal=Refusal(kind=kind.__name__, message=f"{check.name}: {known.problem}"))
 
 
 def latest(instance: DagsterInstance, key: AssetKey, log: str, *, count: int) -> Sequence[EventLogRecord]:
@@ -120,9 +128,9 @@ def value_of(found: EventLogRecord, label: str) -> object:
     return None if value is None else value.value
 
 
-# What is the same for all logs of a step.
+# The label whose value is the same for all logs of a step.
 SAID_ONCE = "done_by"
-# Each of these has an event of its own.
+# Rows of a summary; each of these logs has an event of its own, too.
 _RECORDED_ROWS_MAX = 10
 # The numbers that can be added up over logs.
 _ADDED = (
@@ -143,14 +151,14 @@ _ADDED = (
 )
 
 
-class Totals:
+class SweepTotals:
     """The sums of a sweep: over the logs that are done, of which those that are new have events of their own."""
 
     def __init__(self) -> None:
         self.num_done = 0
         self.num_new = 0
         self._totals: Counter[str] = Counter()
-        self._ways: set[str] = set()
+        self._done_by: set[str] = set()
         self._first: list[LogResult] = []
         self._labels: set[str] = set()
 
@@ -159,59 +167,58 @@ class Totals:
         self.num_done += len(done)
         self.num_new += len(new)
         for each in done:
+            numbers = {label: each.metadata[label] for label in _ADDED if label in each.metadata}
             # Also a label whose sum is zero is shown.
-            self._totals.update({label: _number(each.metadata[label]) for label in _ADDED if label in each.metadata})
-            if SAID_ONCE in each.metadata:
-                self._ways.add(str(each.metadata[SAID_ONCE]))
-        for each in new:
-            self._labels.update(each.metadata)
+            self._totals.update(
+                {label: int(value) if isinstance(value, int) else 0 for label, value in numbers.items()}
+            )
+            self._done_by |= {str(each.metadata[SAID_ONCE])} if SAID_ONCE in each.metadata else set()
+        self._labels.update(*(each.metadata for each in new))
         self._first += new[: _RECORDED_ROWS_MAX - len(self._first)]
 
-    def metadata(self) -> dict[str, Value]:
-        """Return the totals, and where the work was done."""
-        totals: dict[str, Value] = {f"total {label}": self._totals[label] for label in _ADDED if label in self._totals}
-        return {**totals, **({SAID_ONCE: ", ".join(sorted(self._ways))} if self._ways else {})}
-
-    def first_table(self) -> str:
-        """Return the numbers of the first new logs as a Markdown table."""
+    def metadata(self) -> dict[str, Any]:
+        """Return the totals, where the work was done, and the numbers of the first new logs as a table."""
         labels = [label for label in _ADDED if label in self._labels]
         rows = [(each.log, *(str(each.metadata.get(label, "")) for label in labels)) for each in self._first]
-        return table(("log", *labels), rows)
-
-
-def _number(value: object) -> int:
-    return int(value) if isinstance(value, int) else 0
+        return {
+            **{f"total {label}": self._totals[label] for label in _ADDED if label in self._totals},
+            **({SAID_ONCE: ", ".join(sorted(self._done_by))} if self._done_by else {}),
+            **({"first recorded": MetadataValue.md(table(("log", *labels), rows))} if rows else {}),
+        }
 
 
 # Stores with more logs than this have too many labels for the page that plots them.
 PLOTTED_LOGS_MAX = 50
-# A sweep over some logs records that a check still passes at most so often: each evaluation is stored three times.
+# Interval at which a sweep over some logs records that a check still passes: each evaluation is stored three times.
 PASSED_S = 6 * 60 * 60
 
 
 class Recorder:
     """Takes what a step finds, and records it in Dagster; of a sweep, it keeps sums and the first failures only.
 
-    ``failures`` and ``blocked`` are those of the logs that have failed so far. Logs that a sweep finds gone do not
-    count.
+    ``failures`` are those of the logs that have failed so far. Logs that a sweep finds gone do not count.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._records = LogRecords(step.scope, step.instance, step.asset)
         self._gone: set[str] = set()
-        self._totals = Totals()
+        self._totals = SweepTotals()
         self._plotted: list[LogResult] | None = [] if len(self._known()) <= PLOTTED_LOGS_MAX else None
         # A run of chosen logs records them at its end, and remembers them then.
         self._chosen: list[LogResult] = []
-        self._unsaved: list[LogResult] = []
-        self._known_before = _stamps(
-            record for some in slices(step.logs) for record in self._records.load(some).items()
-        )
+        # The log and check of each problem that is known as the step begins, and the step that found it.
+        self._known_before = {
+            (log, check, known.found_by)
+            for some in slices(step.logs)
+            for log, record in self._records.load(some).items()
+            for check, known in record.problems.items()
+        }
         self._found: dict[str, CheckFindings] = {}
         self._retried: Retried | None = None
         self.failures = Failures()
-        self.blocked = Blocked()
+        self._blocked = Failures()
+        self._first_blocked: CheckResult | None = None
 
     def add(
         self, results: Sequence[LogResult], judged: Sequence[CheckResult] = (), *, retried: Retried | None = None
@@ -228,7 +235,9 @@ class Recorder:
         left = [each for each in judged if each.log not in self._gone]
         for each in left:
             self._found.setdefault(each.check.name, CheckFindings(check=each.check)).judge(each)
-            self.blocked.add(each)
+            if each.blocking and each.problem is not None:
+                self._first_blocked = self._first_blocked or each
+                self._blocked.add(each.log, Refusal(kind="", message=f"{each.check.name}: {each.problem}"))
         self._take([each for each in results if each.log not in self._gone], left)
 
     def _take(self, results: Sequence[LogResult], judged: Sequence[CheckResult]) -> None:
@@ -237,7 +246,7 @@ class Recorder:
             if each.refusal is not None:
                 self.failures.add(each.log, each.refusal)
         done = [each for each in results if each.refusal is None]
-        new = [each for each in done if not self._step.swept or _is_new(each, before)]
+        new = [each for each in done if not self._step.swept or _is_new(each, before.get(each.log, NOTHING).state)]
         if self._plotted is not None:
             self._plotted += new
         by = f"{self._step.context.run.run_id}/{self._step.context.retry_number}"
@@ -248,8 +257,7 @@ class Recorder:
             self._report(new)
             self._remember(results)
         else:
-            self._chosen += done
-            self._unsaved += results
+            self._chosen += results
 
     def _remember(self, results: Sequence[LogResult]) -> None:
         """Remember the states, beside the problems that are known by now."""
@@ -268,9 +276,9 @@ class Recorder:
         if step.swept:
             yield self._summary(said)
         else:
-            yield from _chosen(step, self._chosen, said)
+            yield from _chosen(step, [each for each in self._chosen if each.refusal is None], said)
         yield from (_over_time(step, each) for each in self._plotted or ())
-        self._remember(self._unsaved)
+        self._remember(self._chosen)
         yield from self._checks()
 
     def fail(self, section: Section) -> None:
@@ -283,8 +291,16 @@ class Recorder:
         if self.failures.transient:
             self.failures.raise_together(num_logs, hint=hint)
         if step.last or not step.swept:
-            self.blocked.raise_together(step.scope, len(step.logs))
+            self._fail_blocked()
             self.failures.raise_together(num_logs, hint=hint)
+
+    def _fail_blocked(self) -> None:
+        """Fail the step for good if a blocking check failed: later steps do not start."""
+        scope, first = self._step.scope, self._first_blocked
+        if first is not None:
+            where = address(scope, first.check.section_of(first.problem or ""))
+            hint = f". Next: {command(scope, first.check.next_command, first.log)}. See {where}"
+            self._blocked.raise_together(len(self._step.logs), hint=hint)
 
     def _known(self) -> list[str]:
         return [log for log in self._step.scope.known_logs(self._step.instance) if log not in self._gone]
@@ -303,7 +319,6 @@ class Recorder:
                 **({"gone": len(self._gone)} if self._gone else {}),
                 **totals.metadata(),
                 **said,
-                **({"first recorded": MetadataValue.md(totals.first_table())} if totals.num_new else {}),
                 **({"failed": MetadataValue.md(failed)} if self.failures.count else {}),
             },
         )
@@ -338,8 +353,7 @@ def _chosen(step: Step, done: Sequence[LogResult], said: Mapping[str, Value]) ->
     yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
 
 
-def _is_new(result: LogResult, before: Mapping[str, LogRecord]) -> bool:
-    known = before.get(result.log, NOTHING).state
+def _is_new(result: LogResult, known: str) -> bool:
     return result.notable or not (result.fingerprint == known or (result.state == IDLE and not known))
 
 
@@ -390,16 +404,13 @@ def _over_time(step: Step, result: LogResult) -> AssetObservation:
     return AssetObservation(step.key, partition=result.log, metadata=numbers, tags=_version_tag(result))
 
 
-Stamp = tuple[str, str, str | None]
-
-
-def _stamps(records: Iterable[tuple[str, LogRecord]]) -> set[Stamp]:
-    """Return of each problem its log, its check, and the step that found it."""
-    return {(log, check, known.found_by) for log, record in records for check, known in record.problems.items()}
-
-
 def _judged(
-    judged: Iterable[CheckResult], before: Mapping[str, LogRecord], with_result: set[str], *, known: set[Stamp], by: str
+    judged: Iterable[CheckResult],
+    before: Mapping[str, LogRecord],
+    with_result: set[str],
+    *,
+    known: Collection[object],
+    by: str,
 ) -> dict[str, LogRecord]:
     """Return the new record of each log whose problems are other ones now: a good result ends only ``known`` ones."""
     after: dict[str, LogRecord] = {}

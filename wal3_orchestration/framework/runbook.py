@@ -17,7 +17,7 @@ from wal3_core.model.paths import DIRTY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
 # Names of cursors have no other characters.
 _CURSOR_NAMED = re.compile(r"\bcursor/([A-Za-z0-9_-]+)\.json")
@@ -44,12 +44,12 @@ class Section(StrEnum):
     DAGSTER = "dagster"
 
 
-def address(scope: Scope, section: Section) -> str:
+def address(scope: StoreScope, section: Section) -> str:
     """Return where a section is."""
     return f"{scope.runbook}#{section}"
 
 
-def link(scope: Scope, section: Section) -> UrlMetadataValue | TextMetadataValue:
+def link(scope: StoreScope, section: Section) -> UrlMetadataValue | TextMetadataValue:
     """Return a section as metadata: something to click on if the runbook has a URL."""
     where = address(scope, section)
     return MetadataValue.url(where) if urlsplit(where).scheme else MetadataValue.text(where)
@@ -86,7 +86,7 @@ def find_remedy(check: str, problem: str) -> Remedy | None:
     return next(matching, None)
 
 
-def remedy(scope: Scope, check: str, log: str, problem: str, file: str | None = None) -> str | None:
+def remedy(scope: StoreScope, check: str, log: str, problem: str, file: str | None = None) -> str | None:
     """Return the steps against a check's problem as Markdown, for this log and this file; None when there is none."""
     found = find_remedy(check, problem)
     if found is None:
@@ -98,18 +98,18 @@ def remedy(scope: Scope, check: str, log: str, problem: str, file: str | None = 
     return "\n".join([*numbered, "", f"More: {address(scope, found.section)}"])
 
 
-def command(scope: Scope, words: tuple[str, ...], log: str) -> str:
+def command(scope: StoreScope, words: tuple[str, ...], log: str) -> str:
     """Return a ``wal3`` command on the store, ready for a shell; LOG and SERVER stand for the log's names."""
     places = _places(log)
     return _command(scope, [places.get(word, word) for word in words])
 
 
-def _command(scope: Scope, words: list[str]) -> str:
+def _command(scope: StoreScope, words: list[str]) -> str:
     store = ("--store", scope.store_url) if scope.store_url else ()
     return shlex.join(["wal3", *store, *words])
 
 
-def _span(scope: Scope, text: str, words: Mapping[str, str], file: str | None) -> str:
+def _span(scope: StoreScope, text: str, words: Mapping[str, str], file: str | None) -> str:
     """Replace the placeholders of a command; what names no log or file stays as it is."""
     given = text.split()
     if given[0] == "wal3" and not {"LOG", "SERVER"}.isdisjoint(given):
@@ -117,16 +117,13 @@ def _span(scope: Scope, text: str, words: Mapping[str, str], file: str | None) -
         # A command that names another store is not on this one.
         return shlex.join(["wal3", *filled]) if "--store" in given else _command(scope, filled)
     if file is not None:
-        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(_place(file)), text)
+        parts = urlsplit(file)
+        # A command names a file of a directory by its path.
+        named = unquote(parts.path) if parts.scheme == "file" else file
+        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(named), text)
     return re.sub(r"\bLOG\b", words["LOG"], text)
 
 
 def _places(log: str) -> dict[str, str]:
     """Return what stands for a log in commands, and for the server that a dirty log belongs to."""
     return {"LOG": log, "SERVER": log.removeprefix(f"{DIRTY}/")}
-
-
-def _place(file: str) -> str:
-    """Return a file as a command names it: by its path in a directory, by its URL elsewhere."""
-    parts = urlsplit(file)
-    return unquote(parts.path) if parts.scheme == "file" else file

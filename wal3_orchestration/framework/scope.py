@@ -8,17 +8,20 @@ that has one store and nothing else. A log's name is its partition's key, the ``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey, DynamicPartitionsDefinition, RunRequest
+from dagster import AssetKey, DynamicPartitionsDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from dagster import DagsterInstance
+    from dagster import AssetExecutionContext, DagsterInstance, OpExecutionContext, SensorEvaluationContext
     from dagster_pyspark import LazyPySparkResource
 
     from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
+
+    # What Dagster hands to a step or a tick.
+    Context = AssetExecutionContext | OpExecutionContext | SensorEvaluationContext
 
 LOGS_NAME = "log"
 OWNERS = ("team:wal3",)
@@ -36,43 +39,10 @@ RUN_KEY_TAG = "dagster/run_key"
 ROLLED_UP = "roll-up"
 # One group, so that the UI opens on the whole graph.
 GROUP = "log_maintenance"
-_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
-
-
-def range_tags(first: str, last: str) -> dict[str, str]:
-    """Return the tags of a run over the partitions from ``first`` to ``last``, both included."""
-    return dict(zip(_RANGE_TAGS, (first, last), strict=True))
-
-
-def run_request(
-    first: str, last: str, *, run_key: str | None = None, tags: Mapping[str, str] | None = None, store_name: str = ""
-) -> RunRequest:
-    """Ask for one run over the partitions from ``first`` to ``last``, both included.
-
-    ``store_name`` is the scope's name: logs of two stores may have the same name.
-    """
-    if first == last:
-        tag = Scope(name=store_name).log_tag(first)
-        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: tag, **(tags or {})})
-    return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
-
-
-class Context(Protocol):
-    """What Dagster hands to a step or a tick."""
-
-    @property
-    def instance(self) -> DagsterInstance:
-        """The instance of the run or tick."""
-        ...
-
-    @property
-    def resources(self) -> object:
-        """The resources that the definition requires."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class StoreScope:
     """One store's names, and what all of its definitions carry.
 
     ``owners`` are e-mail addresses or ``team:NAME``. ``runbook`` is the address of docs/operations.md;
@@ -97,18 +67,9 @@ class Scope:
         """Return the value of LOG_TAG for a log."""
         return f"{self.name}:{log}" if self.name else log
 
-    def has(self, key: AssetKey) -> bool:
-        """Return whether an asset's key is of this scope."""
-        return tuple(key.path[:-1]) == self.key_prefix
-
     def keys(self, assets: Iterable[str]) -> list[AssetKey]:
         """Return assets' keys in this scope."""
         return [self.key(asset) for asset in assets]
-
-    @property
-    def group(self) -> str:
-        """The group of the store's assets."""
-        return self.named(GROUP)
 
     @property
     def logs_name(self) -> str:

@@ -13,34 +13,39 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dagster import Backoff, Failure, Jitter, RetryPolicy, RetryRequested
 from pyspark.errors import PySparkException
 
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError, UnsuitableStoreError
 from wal3_orchestration.framework.log_records import LogRecords
-from wal3_orchestration.framework.store import open_known
+from wal3_orchestration.framework.store import map_logs, open_known
 from wal3_orchestration.resources import spark_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dagster import AssetExecutionContext, AssetKey, DagsterInstance, OpExecutionContext
     from pyspark.sql import SparkSession
 
+    from wal3_core.compaction.retried import Retried
     from wal3_core.fleet.outcomes import Refusal
+    from wal3_core.spark.jobs import JobResults
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.log_records import LogRecord
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
     from wal3_orchestration.resources import CollectionResource
 
+T = TypeVar("T")
 LOGS_FIELD = "logs"
-# A sweep keeps the messages of so many failed logs, and its failure names the first of these.
+# Where the work of a step was done, as its metadata says.
+HERE, ON_SPARK = "this process", "Spark"
+# Failed logs of which a sweep keeps the messages; its failure names the first of these.
 FIRST_FAILED_MAX = 50
 _NAMED_MAX = 10
 RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
-# So much of what a sweep finds is held at a time, however many logs it goes over.
+# Logs of which a sweep holds what it finds at a time, however many it goes over.
 LOGS_PER_SLICE_MAX = 1_000
 
 
@@ -54,19 +59,19 @@ def slices(logs: Sequence[str]) -> Iterator[Sequence[str]]:
 class Step:
     """The logs of a step of an asset; ``swept`` says that the run is a sweep, ``last`` that no step comes after it.
 
-    A slice has some of the step's ``num_logs``.
+    A slice has some of the step's ``num_logs``: whether Spark is worth its start does not depend on the slice.
     """
 
-    scope: Scope
+    scope: StoreScope
     context: AssetExecutionContext | OpExecutionContext
     asset: str
     logs: Sequence[str]
     swept: bool = False
     last: bool = True
-    step_logs: int | None = None
+    num_all: int | None = None
 
     @classmethod
-    def of_sweep(cls, scope: Scope, context: OpExecutionContext, asset: str, *, last: bool) -> Step:
+    def of_sweep(cls, scope: StoreScope, context: OpExecutionContext, asset: str, *, last: bool) -> Step:
         """Take the logs from the configuration: those of them that are still known; all known ones without it."""
         known, named = scope.known_logs(context.instance), context.op_config.get(LOGS_FIELD)
         logs = known if named is None else sorted(set(named) & set(known))
@@ -79,8 +84,8 @@ class Step:
 
     @property
     def num_logs(self) -> int:
-        """How many logs the step has: whether Spark is worth its start does not depend on the slice."""
-        return len(self.logs) if self.step_logs is None else self.step_logs
+        """How many logs the step has, in all of its slices."""
+        return len(self.logs) if self.num_all is None else self.num_all
 
     @property
     def instance(self) -> DagsterInstance:
@@ -97,17 +102,34 @@ class Step:
         """The limits of collections, and the thresholds of checks."""
         return self.scope.collection(self.context)
 
+    @property
+    def few(self) -> bool:
+        """Whether the step has too few logs for Spark to be worth its start."""
+        return self.num_logs < self.limits.spark_logs_min
+
     def slices(self) -> Iterator[Step]:
         """Yield the step in parts, so that a sweep over many logs takes no more memory than one over some of them.
 
         Dagster holds the chosen partitions of a run together in any case, and records them together.
         """
         parts = slices(self.logs) if self.swept else [self.logs]
-        yield from (replace(self, logs=some, step_logs=self.num_logs) for some in parts)
+        yield from (replace(self, logs=some, num_all=self.num_logs) for some in parts)
 
     def spark(self) -> tuple[SparkSession, str]:
         """Start the Spark session; return it, and the store's URL for its processes."""
         return spark_session(self.scope.spark(self.context)), self.scope.store(self.context).url
+
+    def each_log(
+        self, here: Callable[[str], T], on_spark: Callable[[SparkSession, str, list[str]], JobResults[T]], *, few: bool
+    ) -> tuple[str, Iterable[T], Retried | None]:
+        """Yield what is found for each log, in order: in this process if they are ``few``, else by a Spark job.
+
+        Return with it where that is done, and what Spark runs again for it, if it is used.
+        """
+        if few:
+            return HERE, map_logs(here, self.logs), None
+        found = on_spark(*self.spark(), list(self.logs))
+        return ON_SPARK, found, found.retried
 
     def records(self, asset: str) -> dict[str, LogRecord]:
         """Return what was recorded last of the step's logs for an asset."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.framework.scope import Context, Scope
+    from wal3_orchestration.framework.scope import Context, StoreScope
     from wal3_orchestration.resources import StoreResource
 
 S = TypeVar("S")
@@ -60,18 +60,18 @@ _NAMED_MAX = 10
 _PATIENCE_S = 5.0
 
 
-def remembered(scope: Scope, instance: DagsterInstance) -> str | None:
+def remembered(scope: StoreScope, instance: DagsterInstance) -> str | None:
     """Return the identity of the store that the instance looks after; None until it has seen a log."""
     key = _key(scope)
     return instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
 
 
-def remember(scope: Scope, instance: DagsterInstance, store_id: str) -> None:
+def remember(scope: StoreScope, instance: DagsterInstance, store_id: str) -> None:
     """Record which store the instance looks after."""
     instance.daemon_cursor_storage.set_cursor_values({_key(scope): store_id})
 
 
-def remember_first(scope: Scope, instance: DagsterInstance, store: ObjectStore) -> None:
+def remember_first(scope: StoreScope, instance: DagsterInstance, store: ObjectStore) -> None:
     """Record the store, which has logs, as the one that the instance looks after, unless it knows one already."""
     if remembered(scope, instance) is None:
         identity = store_identity(store, create=True)
@@ -79,7 +79,7 @@ def remember_first(scope: Scope, instance: DagsterInstance, store: ObjectStore) 
         remember(scope, instance, identity)
 
 
-def open_known(scope: Scope, context: Context) -> ObjectStore:
+def open_known(scope: StoreScope, context: Context) -> ObjectStore:
     """Open the scope's store; Failure when it is not the store that the instance looks after."""
     store = scope.store(context).open()
     patience_s = timeout_s_of(store.url)
@@ -107,7 +107,7 @@ def open_known(scope: Scope, context: Context) -> ObjectStore:
 
 
 def require_few_lost(
-    scope: Scope, store: ObjectStore, known: Sequence[str], vanished: Sequence[str], limits: StoreResource
+    scope: StoreScope, store: ObjectStore, known: Sequence[str], vanished: Sequence[str], limits: StoreResource
 ) -> None:
     """Refuse the loss of all known logs, or of more than ``logs_lost_max`` that exceed the fraction of them."""
     many = len(vanished) > limits.logs_lost_max and len(vanished) > limits.logs_lost_fraction_max * len(known)
@@ -122,13 +122,13 @@ def require_few_lost(
     raise Failure(message, allow_retries=False)
 
 
-def _key(scope: Scope) -> str:
+def _key(scope: StoreScope) -> str:
     return f"{_KEY}/{scope.name}" if scope.name else _KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """A log's state at one look."""
+    """A log's manifest and cursors, read together."""
 
     log: str
     manifest: Manifest
@@ -190,21 +190,21 @@ class UnreadableLog:
         return "denied" if self.denied else self.message
 
 
-def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
+def read_state(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     """Read a log's present state; None when there is no log. UnavailableError when the store does not answer."""
-    found = try_log(partial(_look, store), log)
+    found = try_log(partial(_read_state, store), log)
     if not isinstance(found, LogError):
         return found
     return UnreadableLog(log=log, message=str(found), denied=isinstance(found, StoreDeniedError))
 
 
-def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
+def _read_state(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     try:
         manifest = _manifest(store, log)
         witnesses = CursorStore(store, log, log_id=manifest.log_id).list()
         cursors = {name: witness.cursor for name, witness in witnesses.items()}
     except LogReplacedError:
-        return _look(store, log)
+        return _read_state(store, log)
     except LogNotFoundError:
         lost = lost_manifest(log_store(store, log), shared_runtime())
         return None if lost is None else UnreadableLog(log=log, message=str(lost))
@@ -222,7 +222,7 @@ def read_states(store: ObjectStore, logs: Iterable[str]) -> Iterator[LogState | 
 
     Keep of each state what is needed: manifests of thousands of logs take hundreds of MB.
     """
-    yield from (state for state in map_logs(partial(look, store), logs) if state is not None)
+    yield from (state for state in map_logs(partial(read_state, store), logs) if state is not None)
 
 
 def read_manifests(store: ObjectStore, logs: Iterable[str]) -> Iterator[tuple[str, Manifest]]:

@@ -7,10 +7,9 @@ retries, has the key of the one that it repeats: it is the same attempt.
 """
 
 # Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from dagster import (
@@ -19,7 +18,6 @@ from dagster import (
     DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
-    RunRecord,
     RunRequest,
     RunsFilter,
     ScheduleDefinition,
@@ -31,24 +29,24 @@ from dagster import (
     schedule,
     sensor,
 )
+from pydantic import BaseModel, ValidationError
 
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX, LogAsset, LogJob, StoreJob, request_runs
-from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG, Scope
+from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG, StoreScope
 from wal3_orchestration.framework.store import open_known
 
 # Stores of at most this many logs are looked at whole by every tick.
 QUICK_LOGS_MAX = 100
 # Dagster ends a tick after a minute.
 LOGS_PER_TICK_MAX = 2_000
-# One log a second on average, and all of them in an hour at the latest.
+# Time to go over all logs of a larger store: a second for each log, an hour at most.
 PERIOD_S_PER_LOG = 1.0
 PERIOD_S_MAX = 60 * 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SensorCursor:
+class SensorCursor(BaseModel, frozen=True):
     """When the going-over began, and the last log that it looked at; empty at its begin and at its end.
 
     ``held`` are logs that it found something about, for which runs are asked for together at its end.
@@ -62,49 +60,38 @@ class SensorCursor:
     def from_cursor(cls, cursor: str | None) -> Self:
         """Read what the last tick wrote; an unknown form counts as nothing, so that all logs are looked at."""
         try:
-            found = json.loads(cursor or "{}")
-            held = tuple(map(str, found.get("held", ())))
-            return cls(begun_us=int(found.get("begun_us", 0)), after=str(found.get("after", "")), held=held)
-        except (ValueError, TypeError, AttributeError):
+            return cls.model_validate_json(cursor or "{}")
+        except ValidationError:
             return cls()
 
     def to_cursor(self) -> str:
         """Format as a sensor's cursor."""
-        return json.dumps(asdict(self))
-
-    @property
-    def under_way(self) -> bool:
-        """Whether only some of the logs have been looked at."""
-        return bool(self.after)
+        return self.model_dump_json()
 
     def rests(self, num_logs: int, *, period_s: float = 0.0) -> bool:
         """Return whether the next going-over is not due yet; it begins ``period_s`` after the last one, or later."""
-        if self.under_way:
+        if self.after:
             return False
         if num_logs > QUICK_LOGS_MAX:
             period_s = max(period_s, min(PERIOD_S_MAX, num_logs * PERIOD_S_PER_LOG))
         return 0 <= shared_runtime().now_us() - self.begun_us < period_s * US_PER_S
 
     def step(self, logs: Sequence[str]) -> tuple[list[str], Self]:
-        """Return the logs to look at now, of all in their order, and the pace after that."""
-        begun = self if self.under_way else replace(self, begun_us=shared_runtime().now_us())
-        start = bisect_right(logs, self.after) if self.under_way else 0
+        """Return which of all logs, in their order, to read now, and the cursor after that."""
+        begun_us = self.begun_us if self.after else shared_runtime().now_us()
+        start = bisect_right(logs, self.after) if self.after else 0
         some = list(logs[start : start + LOGS_PER_TICK_MAX])
         more = start + len(some) < len(logs)
-        return some, replace(begun, after=some[-1] if more else "", held=())
-
-    def resting(self, num_logs: int) -> str:
-        """Say why a tick does nothing."""
-        return f"{num_logs} logs, the next look at all of them is not due yet"
+        return some, self.model_copy(update={"begun_us": begun_us, "after": some[-1] if more else "", "held": ()})
 
 
-# The key of the first attempt: all of them have it.
+# Tag with the key of the first attempt, on each attempt.
 ASKED_TAG = "wal3/asked"
 AGAIN_S_MIN = 60
 AGAIN_S_MAX = 24 * 60 * 60
-# A minute, 8 minutes, an hour, 9 hours, a day: a run that fails for good is no flood of alerts.
+# Factor of the pauses between attempts, a minute to a day: a run that fails for good causes few alerts.
 _FACTOR = 8
-# The newest runs of a key: among them is the last attempt.
+# Newest runs of a key, among which the last attempt is.
 _RUNS_MAX = 10
 _ATTEMPT = "/attempt "
 _ENDED_IN_VAIN = {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
@@ -117,21 +104,14 @@ def next_attempts(instance: DagsterInstance, requests: Iterable[RunRequest]) -> 
     A tick that is repeated, or evaluated twice at once, returns the same keys. A request whose run is under way or has
     succeeded keeps that run's key: Dagster starts it once.
     """
-    return [again for each in requests if not _is_queued(instance, each) for again in _next(instance, each)]
+    keyed = ((each, each.tags.get(LOG_TAG)) for each in requests)
+    left = (each for each, log in keyed if log is None or not is_queued(instance, each.job_name, {LOG_TAG: log}))
+    return [again for each in left for again in _next(instance, each)]
 
 
-def sweep_is_queued(instance: DagsterInstance, requests: Iterable[RunRequest]) -> bool:
-    """Return whether a run of one of these requests' jobs waits in the queue, whatever its logs."""
-    return any(_queued(instance, name, {}) for name in {each.job_name for each in requests})
-
-
-def _is_queued(instance: DagsterInstance, request: RunRequest) -> bool:
-    log = request.tags.get(LOG_TAG)
-    return log is not None and _queued(instance, request.job_name, {LOG_TAG: log})
-
-
-def _queued(instance: DagsterInstance, job_name: str | None, tags: Mapping[str, str]) -> bool:
-    found = RunsFilter(job_name=job_name, tags=dict(tags), statuses=[DagsterRunStatus.QUEUED])
+def is_queued(instance: DagsterInstance, job_name: str | None, tags: Mapping[str, str] | None = None) -> bool:
+    """Return whether a run of a job waits in the queue that has these tags."""
+    found = RunsFilter(job_name=job_name, tags=dict(tags or {}), statuses=[DagsterRunStatus.QUEUED])
     return bool(instance.get_run_records(found, limit=1))
 
 
@@ -139,29 +119,21 @@ def _next(instance: DagsterInstance, request: RunRequest) -> list[RunRequest]:
     asked = request.run_key
     assert asked is not None
     runs = instance.get_run_records(RunsFilter(job_name=request.job_name, tags={ASKED_TAG: asked}), limit=_RUNS_MAX)
-    number = max((_attempt(each, asked) for each in runs), default=1)
+    tags = (each.dagster_run.tags.get(RUN_KEY_TAG, "") for each in runs)
+    numbers = [tag.removeprefix(asked).removeprefix(_ATTEMPT) for tag in tags]
+    number = max((int(each) for each in numbers if each.isdecimal()), default=1)
     if runs and runs[0].dagster_run.status in _ENDED_IN_VAIN:
-        if not _due(runs[0], number):
+        ended_s = runs[0].end_time or runs[0].update_timestamp.timestamp()
+        age_s = shared_runtime().now_us() / US_PER_S - ended_s
+        # A negative age is that of a clock that was set back since then.
+        if 0 <= age_s < min(AGAIN_S_MAX, AGAIN_S_MIN * _FACTOR ** (number - 1)):
             return []
         number += 1
     key = f"{asked}{_ATTEMPT}{number}" if number > 1 else asked
     return [request.with_replaced_attrs(run_key=key, tags={**request.tags, ASKED_TAG: asked})]
 
 
-def _attempt(run: RunRecord, asked: str) -> int:
-    """Return which attempt a run was."""
-    number = run.dagster_run.tags.get(RUN_KEY_TAG, "").removeprefix(asked).removeprefix(_ATTEMPT)
-    return int(number) if number.isdecimal() else 1
-
-
-def _due(last: RunRecord, number: int) -> bool:
-    """Return whether the attempt after this one is due; also when the clock was set back since then."""
-    ended_s = last.end_time or last.update_timestamp.timestamp()
-    age_s = shared_runtime().now_us() / US_PER_S - ended_s
-    return not 0 <= age_s < min(AGAIN_S_MAX, AGAIN_S_MIN * _FACTOR ** (number - 1))
-
-
-Tick = Callable[[Scope, SensorEvaluationContext], SensorResult]
+Tick = Callable[[StoreScope, SensorEvaluationContext], SensorResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +148,7 @@ class LogSensor:
     uses: tuple[str, ...] = ("store",)
     running: bool = True
 
-    def build(self, scope: Scope) -> SensorDefinition:
+    def build(self, scope: StoreScope) -> SensorDefinition:
         """Return the sensor of one store."""
 
         @sensor(
@@ -205,7 +177,7 @@ class LogSchedule:
     description: str
     tags: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self, scope: Scope) -> ScheduleDefinition:
+    def build(self, scope: StoreScope) -> ScheduleDefinition:
         """Return the schedule of one store."""
 
         @schedule(
@@ -232,9 +204,9 @@ class Workflow:
     jobs: tuple[LogJob | StoreJob, ...] = ()
     sensors: tuple[LogSensor, ...] = ()
     schedules: tuple[LogSchedule, ...] = ()
-    further: Callable[[Scope], Definitions] = lambda _scope: Definitions()
+    further: Callable[[StoreScope], Definitions] = lambda _scope: Definitions()
 
-    def build(self, scope: Scope) -> Definitions:
+    def build(self, scope: StoreScope) -> Definitions:
         """Return the definitions of one store."""
         return Definitions.merge(
             Definitions(
@@ -247,24 +219,22 @@ class Workflow:
         )
 
 
-# Returns the logs that need a run, each with what the run is for.
-Find = Callable[[ObjectStore, list[str]], Mapping[str, str]]
-
-
 def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
-    scope: Scope,
+    scope: StoreScope,
     context: SensorEvaluationContext,
-    find: Find,
+    find: Callable[[ObjectStore, list[str]], Mapping[str, str]],
     *,
     job: LogJob,
     reason: str,
     nothing: str,
     alone_max: int = RUNS_OF_ONE_LOG_MAX,
 ) -> SensorResult:
-    """Look at as many logs as are due in this tick, and ask for the runs of those that ``find`` returns."""
+    """Look at as many logs as are due in this tick; ask for the runs that ``find`` says they need, by log and key."""
     cursor, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
     if cursor.rests(len(known)):
-        return SensorResult(skip_reason=cursor.resting(len(known)), cursor=cursor.to_cursor())
+        return SensorResult(
+            skip_reason=f"{len(known)} logs, the next look at all of them is not due yet", cursor=cursor.to_cursor()
+        )
     logs, after = cursor.step(sorted(known))
     asked = request_runs(scope, job, find(open_known(scope, context), logs), reason, alone_max=alone_max)
     requests = next_attempts(context.instance, asked)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.fleet.dirty.rollup_plan import Decision
-from wal3_orchestration.defs.dirty_logs.probe import Behind, DirtyLogProbe
 from wal3_orchestration.framework.checks import log_check
 from wal3_orchestration.framework.runbook import Section
 
 if TYPE_CHECKING:
+    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
     from wal3_orchestration.resources import RollUpResource
 
 DIRTY_LOG, ROLLUP = "dirty_log", "rollup"
@@ -17,15 +18,26 @@ _SPOKEN_MAX = 3
 _SHOW = ("dirty", "show", "SERVER")
 
 
-def _is_dirty_log(found: DirtyLogProbe | Behind) -> bool:
-    return isinstance(found, DirtyLogProbe)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirtyLogProbe:
+    """How many markers wait in a dirty log, and what is decided about the first of them.
+
+    Without a plan, ``problem`` says why it cannot be read; without both, more markers wait than a tick reads.
+    ``generation`` is the version of its cursor.
+    """
+
+    log: str
+    waiting: int = 0
+    generation: int = 0
+    plan: RollUpPlan | None = None
+    problem: str | None = None
 
 
-def _has_plan(found: DirtyLogProbe | Behind) -> bool:
-    return isinstance(found, DirtyLogProbe) and found.plan is not None
+def _has_plan(found: DirtyLogProbe) -> bool:
+    return found.plan is not None
 
 
-@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW, applies=_is_dirty_log)
+@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW)
 def dirty_logs_readable(found: DirtyLogProbe, _limits: RollUpResource) -> str | None:
     """Each dirty log can be read, and every marker was read before it was collected."""
     if found.problem is not None or found.plan is None or not found.plan.marker_range.skipped:
@@ -34,7 +46,7 @@ def dirty_logs_readable(found: DirtyLogProbe, _limits: RollUpResource) -> str | 
     return f"expected every marker to be read before it is collected, found {skipped} that were not"
 
 
-@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW, applies=_is_dirty_log)
+@log_check(asset=DIRTY_LOG, section=Section.DIRTY, next_command=_SHOW)
 def few_markers_wait(found: DirtyLogProbe, limits: RollUpResource) -> str | None:
     """Not many markers wait in a dirty log to be rolled up."""
     if found.waiting <= limits.waiting_max:
@@ -71,11 +83,12 @@ def marked_logs_found(found: DirtyLogProbe, _limits: RollUpResource) -> str | No
     asset=ROLLUP,
     section=Section.PRESSURE,
     next_command=("cursor", "list", "LOG"),
-    applies=lambda found: isinstance(found, Behind),
+    # A marked log is judged by itself.
+    applies=lambda _found: False,
 )
-def consumers_keep_up(found: Behind, _limits: RollUpResource) -> str | None:
+def consumers_keep_up(reason: str, _limits: RollUpResource) -> str | None:
     """No marked log has more unprocessed records than its limit: fleets refuse appends beyond it."""
-    return found.reason
+    return reason
 
 
 def _more(count: int, spoken: int) -> str:

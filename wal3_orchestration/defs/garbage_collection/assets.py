@@ -32,21 +32,17 @@ from wal3_orchestration.defs.garbage_collection.checks import ORPHANS, PLAN, Pla
 from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified, unproven, unverified
 from wal3_orchestration.framework.assets import LogAsset, LogJob
 from wal3_orchestration.framework.checks import CheckResult, judged
-from wal3_orchestration.framework.recorder import HERE, IDLE, ON_SPARK, LogResult, Recorder, latest, value_of
+from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder, known_problems, latest, refused, value_of
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.scope import COLLECT_TAG
-from wal3_orchestration.framework.store import map_logs
 from wal3_orchestration.framework.triggers import LogSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import SparkSession
-
-    from wal3_core.compaction.retried import Retried
     from wal3_core.model.garbage import Garbage
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.log_records import LogRecord
     from wal3_orchestration.framework.step import Step
@@ -93,22 +89,14 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
     if isinstance(outcome, NotPruned):
         # A cursor is below the cutoff by now; the next plan sees it.
         resumed = collector.resume_unmarked()
-    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, MarkedGarbage) else set())
-    deleter = Deleter(store, log, options=options)
+    paths = [meta.path for meta in sorted(resumed, key=lambda meta: meta.last_modified_us)]
+    paths += [outcome.path] if isinstance(outcome, MarkedGarbage) else []
     return {
         **_pruned_numbers(outcome),
-        "garbage_documents": len(paths),
-        "wait_s": _longest_wait_s(deleter, resumed, outcome),
+        "garbage_documents": len(set(paths)),
+        # What was pruned last is due last.
+        "wait_s": Deleter(store, log, options=options).wait_s(paths[-1]) if paths else 0.0,
     }
-
-
-def _longest_wait_s(
-    deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: MarkedGarbage | NotPruned | None
-) -> float:
-    """Return how long until all pruned garbage is due; the most recently pruned is due last."""
-    newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
-    path = outcome.path if isinstance(outcome, MarkedGarbage) else None if newest is None else newest.path
-    return 0.0 if path is None else deleter.wait_s(path)
 
 
 def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> MarkedGarbage | NotPruned | None:
@@ -161,9 +149,9 @@ def delete_log(
     try:
         documents = Collector(store, log, options=options).resume_unmarked()
         deleter = Deleter(store, log, options=options)
-        looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
-        waiting = tuple(each for each in looked if isinstance(each, DeletionReport))
-        due = tuple(each for each in looked if not isinstance(each, DeletionReport))
+        found = list(deleter.look(documents, deleter.store_now_us())) if documents else []
+        waiting = tuple(each for each in found if isinstance(each, DeletionReport))
+        due = tuple(each for each in found if not isinstance(each, DeletionReport))
         if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
             return DueGarbage(log=log, garbage=due, waiting=waiting, result=LogResult(log=log), on_spark=True)
         if due and (kept := keep(log)) is not None:
@@ -175,19 +163,6 @@ def delete_log(
         return delete_log(store, log, options, objects_max=objects_max, keep=keep)
     except LogError as error:
         return DueGarbage(log=log, result=LogResult(log=log, refusal=Refusal.of(error)))
-
-
-def delete_logs(
-    spark: SparkSession, store_url: str, large: Sequence[DueGarbage], options: CollectorOptions
-) -> tuple[dict[str, LogResult], Retried]:
-    """Delete the garbage of logs that have much of it, in one Spark job; say what Spark ran again."""
-    documents = [(due.log, each.path) for due in large for each in due.garbage]
-    done = delete_objects(spark, store_url, documents, options)
-    outcomes = {
-        due.log: _deleted(due.log, due.garbage, due.waiting, [each for each in done if each.log == due.log])
-        for due in large
-    }
-    return outcomes, done.retried
 
 
 def _deleted(
@@ -261,29 +236,23 @@ def plan_garbage(step: Step, store: ObjectStore, recorder: Recorder) -> None:
 
     A refused log fails the step. In a sweep that also prunes, the pruning leaves that log out, and fails.
     """
-    for some in step.slices():
-        done_by, surveys, retried = _surveys(some, store)
-        before, limits = some.records(PLAN), some.limits
-        collects = COLLECT_TAG in some.context.run.tags or not some.last
-        planned: list[LogResult] = []
-        results: list[CheckResult] = []
-        for each in surveys:
-            if each.refusal is None or each.unclaimed:
-                planned.append(_planned(each, done_by, collects=collects))
-            if each.refusal is not None and each.refusal.transient:
-                recorder.failures.add(each.log, each.refusal)
-            else:
-                unpruned_s = _unpruned_s(each, before.get(each.log), limits)
-                results += judged(PLAN, each.log, PlannedLog(survey=each, unpruned_s=unpruned_s), limits)
-        recorder.add(planned, results, retried=retried)
-
-
-def _surveys(step: Step, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
-    options = step.limits.options()
-    if step.num_logs < step.limits.spark_logs_min:
-        return HERE, map_logs(lambda log: survey_log(store, log, options), step.logs), None
-    surveys = plan_collections(*step.spark(), list(step.logs), options)
-    return ON_SPARK, surveys, surveys.retried
+    limits, options = step.limits, step.limits.options()
+    before = step.records(PLAN)
+    done_by, surveys, retried = step.each_log(
+        lambda log: survey_log(store, log, options), partial(plan_collections, options=options), few=step.few
+    )
+    collects = COLLECT_TAG in step.context.run.tags or not step.last
+    planned: list[LogResult] = []
+    results: list[CheckResult] = []
+    for each in surveys:
+        if each.refusal is None or each.unclaimed:
+            planned.append(_planned(each, done_by, collects=collects))
+        if each.refusal is not None and each.refusal.transient:
+            recorder.failures.add(each.log, each.refusal)
+        else:
+            unpruned_s = _unpruned_s(each, before.get(each.log), limits)
+            results += judged(PLAN, each.log, PlannedLog(survey=each, unpruned_s=unpruned_s), limits)
+    recorder.add(planned, results, retried=retried)
 
 
 def _planned(survey: Survey, done_by: str, *, collects: bool) -> LogResult:
@@ -335,22 +304,15 @@ def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionReso
 def prune(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Finish what other runs left half done, then announce each log's plan and advance the manifest's `first`."""
     options = step.limits.options()
-    for some in step.slices():
-        refused = _refused(some)
-        recorder.add([refused.get(log) or prune_log(store, log, _plan(step, log), options) for log in some.logs])
-
-
-def _refused(step: Step) -> dict[str, LogResult]:
-    """Return the logs whose newest plan is not safe to carry out: they are left alone, and fail the step."""
-    name = safe_to_collect.name
-    found = {log: record.problems[name] for log, record in step.records(PLAN).items() if name in record.problems}
-    return {
-        log: LogResult(
-            log=log, refusal=Refusal(kind=CollectionRefusedError.__name__, message=f"{name}: {known.problem}")
-        )
-        for log, known in found.items()
-        if known.blocking
-    }
+    unsafe = {log: known for log, known in known_problems(step, safe_to_collect).items() if known.blocking}
+    recorder.add(
+        [
+            refused(log, safe_to_collect, unsafe[log], CollectionRefusedError)
+            if log in unsafe
+            else prune_log(store, log, _plan(step, log), options)
+            for log in step.logs
+        ]
+    )
 
 
 def _plan(step: Step, log: str) -> Plan | None:
@@ -365,16 +327,16 @@ def _plan(step: Step, log: str) -> Plan | None:
 
 def delete(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Delete what was marked an interval ago; younger garbage waits and is counted."""
-    for some in step.slices():
-        _delete_slice(some, store, recorder)
-
-
-def _delete_slice(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     limits, options, kept = step.limits, step.limits.options(), _kept(step)
+
+    def kept_now(log: str) -> LogResult | None:
+        # The step may have begun hours ago.
+        return _kept(replace(step, logs=[log])).get(log)
+
     large: list[DueGarbage] = []
     others = list(kept.values())
     for log in (log for log in step.logs if log not in kept):
-        due = delete_log(store, log, options, objects_max=limits.spark_objects_min, keep=partial(_kept_now, step))
+        due = delete_log(store, log, options, objects_max=limits.spark_objects_min, keep=kept_now)
         if due.on_spark:
             large.append(due)
         elif due.result.notable:
@@ -382,16 +344,14 @@ def _delete_slice(step: Step, store: ObjectStore, recorder: Recorder) -> None:
             recorder.add([due.result])
         else:
             others.append(due.result)
-    bad = {each.log: refused for each in large if (refused := _kept_now(step, each.log)) is not None}
+    bad = {each.log: refusal for each in large if (refusal := kept_now(each.log)) is not None}
     recorder.add([*others, *bad.values()])
     if large := [each for each in large if each.log not in bad]:
-        results, retried = delete_logs(*step.spark(), large, options)
-        recorder.add([results[each.log] for each in large], retried=retried)
-
-
-def _kept_now(step: Step, log: str) -> LogResult | None:
-    """Return the refusal to delete a log's garbage, if there is one by now: the step may have begun hours ago."""
-    return _kept(replace(step, logs=[log])).get(log)
+        documents = [(due.log, each.path) for due in large for each in due.garbage]
+        done = delete_objects(*step.spark(), documents, options)
+        parts = ((due, [each for each in done if each.log == due.log]) for due in large)
+        results = [_deleted(due.log, due.garbage, due.waiting, part) for due, part in parts]
+        recorder.add(results, retried=done.retried)
 
 
 def _kept(step: Step) -> dict[str, LogResult]:
@@ -399,14 +359,35 @@ def _kept(step: Step) -> dict[str, LogResult]:
 
     A pass that is not verified yet may be so in a moment.
     """
-    waiting = {log: (UnavailableError, known) for log, known in unproven(step).items()}
-    bad = {log: (CollectionRefusedError, known) for log, known in unverified(step).items()}
-    return {
-        log: LogResult(
-            log=log, refusal=Refusal(kind=kind.__name__, message=f"{compaction_verified.name}: {known.problem}")
-        )
-        for log, (kind, known) in {**waiting, **bad}.items()
+    waiting, bad = unproven(step), unverified(step)
+    return {log: refused(log, compaction_verified, known, UnavailableError) for log, known in waiting.items()} | {
+        log: refused(log, compaction_verified, known, CollectionRefusedError) for log, known in bad.items()
     }
+
+
+def mark(step: Step, store: ObjectStore, recorder: Recorder) -> None:
+    """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
+    options = step.limits.options()
+    _, found, retried = step.each_log(
+        lambda log: orphans_of(store, log, options), partial(list_orphans, options=options), few=step.few
+    )
+    # Marked as they are found: a log may have thousands.
+    results = [mark_orphans(store, each, options) for each in found]
+    checked = [
+        few_orphans.result(each.log, _counts(step, each), step.limits) for each in results if each.refusal is None
+    ]
+    recorder.add(results, checked, retried=retried)
+
+
+def _counts(step: Step, found: LogResult) -> list[int]:
+    """Return how many orphans this listing of a log and the last two that were recorded found, newest first."""
+    count = found.metadata["orphans"]
+    assert isinstance(count, int)
+    if not count:
+        return [0]
+    # A sweep leaves zeros out.
+    before = (value_of(each, "orphans") or 0 for each in latest(step.instance, step.key, found.log, count=2))
+    return [count, *(each for each in before if isinstance(each, int))]
 
 
 PLANNED = LogAsset(
@@ -439,6 +420,16 @@ DELETED = LogAsset(
     uses=("store", "spark", "collection"),
     section=Section.REFUSED,
 )
+MARKED = LogAsset(
+    name=ORPHANS,
+    do=mark,
+    description="Objects of a log that nothing refers to, marked so that they are deleted an interval later.",
+    deps=("manifest",),
+    uses=("store", "spark", "collection"),
+    pool="wal3_orphans",
+    section=Section.GARBAGE,
+)
+ASSETS = (PLANNED, PRUNED, DELETED, MARKED)
 PLANNING = LogJob(
     name="garbage_plan",
     assets=(PLANNED,),
@@ -450,6 +441,8 @@ COLLECTION = LogJob(
     description="Plans, verifies and prunes; the deletion sensor starts the deletion.",
 )
 DELETION = LogJob(name="deletion", assets=(DELETED,), description="Deletes garbage that was pruned an interval ago.")
+ORPHANS_JOB = LogJob(name="orphans", assets=(MARKED,), description="Lists whole logs and marks orphans for deletion.")
+JOBS = (PLANNING, COLLECTION, DELETION, ORPHANS_JOB)
 DAILY = LogSchedule(
     name="daily_collection",
     job=PLANNING,
@@ -459,53 +452,10 @@ DAILY = LogSchedule(
     ),
     tags={COLLECT_TAG: "true"},
 )
-
-
-def mark(step: Step, store: ObjectStore, recorder: Recorder) -> None:
-    """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
-    options = step.limits.options()
-    for some in step.slices():
-        found, retried = _orphans(some, store)
-        # Marked as they are found: a log may have thousands.
-        results = [mark_orphans(store, each, options) for each in found]
-        checked = [
-            few_orphans.result(each.log, _counts(step, each), step.limits) for each in results if each.refusal is None
-        ]
-        recorder.add(results, checked, retried=retried)
-
-
-def _orphans(step: Step, store: ObjectStore) -> tuple[Iterable[LogOrphans], Retried | None]:
-    options = step.limits.options()
-    if step.num_logs < step.limits.spark_logs_min:
-        return map_logs(lambda log: orphans_of(store, log, options), step.logs), None
-    found = list_orphans(*step.spark(), list(step.logs), options)
-    return found, found.retried
-
-
-def _counts(step: Step, found: LogResult) -> list[int]:
-    """Return how many orphans this listing of a log and the last two that were recorded found, newest first."""
-    count = found.metadata["orphans"]
-    assert isinstance(count, int)
-    if not count:
-        return [0]
-    # A sweep leaves zeros out.
-    before = (value_of(each, "orphans") or 0 for each in latest(step.instance, step.key, found.log, count=2))
-    return [count, *(each for each in before if isinstance(each, int))]
-
-
-MARKED = LogAsset(
-    name=ORPHANS,
-    do=mark,
-    description="Objects of a log that nothing refers to, marked so that they are deleted an interval later.",
-    deps=("manifest",),
-    uses=("store", "spark", "collection"),
-    pool="wal3_orphans",
-    section=Section.GARBAGE,
-)
-ORPHANS_JOB = LogJob(name="orphans", assets=(MARKED,), description="Lists whole logs and marks orphans for deletion.")
 WEEKLY = LogSchedule(
     name="weekly_orphans",
     job=ORPHANS_JOB,
     cron="0 5 * * 0",
     description="Looks for orphans in every log, all in one run. Off until turned on: it lists the whole store.",
 )
+SCHEDULES = (DAILY, WEEKLY)

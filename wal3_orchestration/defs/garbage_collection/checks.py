@@ -71,9 +71,9 @@ def collected_in_time(found: PlannedLog, limits: CollectionResource) -> str | No
             f"expected collection {announced.path} to prune within {limits.announced_s_max:.0f} s, found it announced"
             f" for {announced.age_s} s, preventing new cursors below it: run the collection again"
         )
-    late = [standing for standing in survey.documents if standing.age_s > age_s_max]
+    late = [document for document in survey.documents if document.age_s > age_s_max]
     if late:
-        oldest = max(late, key=lambda standing: standing.age_s)
+        oldest = max(late, key=lambda document: document.age_s)
         return (
             f"expected garbage to be deleted within {age_s_max:.0f} s, found {len(late)} documents left, {oldest.path}"
             f" for {oldest.age_s} s: check for pins that hold it, and for failed runs of deletion_job"
@@ -106,7 +106,7 @@ def cursors_move(found: PlannedLog, limits: CollectionResource) -> str | None:
 @log_check(asset=ORPHANS, section=Section.GARBAGE, next_command=("inspect", "LOG"))
 def few_orphans(counts: Sequence[int], limits: CollectionResource) -> str | None:
     """There are few uncommitted uploads, and their number does not keep rising."""
-    # Of the newest listings, newest first.
+    # The newest listing comes first.
     newest = counts[0]
     if newest >= limits.orphans_max:
         return (

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dagster import (
-    AssetRecordsFilter,
-    DagsterInstance,
-    EventLogRecord,
-    SensorEvaluationContext,
-    SensorResult,
-)
+from dagster import AssetRecordsFilter, DagsterInstance, EventLogRecord, SensorEvaluationContext, SensorResult
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import try_log
@@ -24,7 +18,7 @@ from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETI
 from wal3_orchestration.defs.garbage_collection.checks import PLAN
 from wal3_orchestration.framework.assets import request_runs
 from wal3_orchestration.framework.recorder import run_of, value_of
-from wal3_orchestration.framework.scope import COLLECT_TAG, Scope
+from wal3_orchestration.framework.scope import COLLECT_TAG, StoreScope
 from wal3_orchestration.framework.store import map_logs
 from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
 
@@ -46,10 +40,9 @@ def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions)
 
     UnavailableError when the store does not answer.
     """
-    look = partial(_look, store, options)
     due: list[DueLog] = []
     unreadable: dict[str, str] = {}
-    for log, found in map_logs(lambda log: (log, try_log(look, log)), logs):
+    for log, found in map_logs(lambda log: (log, try_log(partial(_due_log, store, options), log)), logs):
         if isinstance(found, LogError):
             unreadable[log] = str(found)
         elif found.documents:
@@ -57,7 +50,7 @@ def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions)
     return due, unreadable
 
 
-def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog:
+def _due_log(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog:
     deleter, now_us = Deleter(store, log, options=options), shared_runtime().now_us()
     due, store_now_us = [], None
     for meta in deleter.documents():
@@ -78,7 +71,7 @@ DUE = "pruned garbage is due"
 PLAN_AGE_S_MAX = 24 * 60 * 60
 
 
-def request_pruning(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def request_pruning(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs in which a planning run tagged for collection found garbage."""
     seen = int(context.cursor or "0")
     plans = context.instance.fetch_materializations(
@@ -99,7 +92,7 @@ def request_pruning(scope: Scope, context: SensorEvaluationContext) -> SensorRes
     )
 
 
-def _collections(scope: Scope, instance: DagsterInstance, plans: Sequence[EventLogRecord]) -> dict[str, str]:
+def _collections(scope: StoreScope, instance: DagsterInstance, plans: Sequence[EventLogRecord]) -> dict[str, str]:
     """Return the logs to collect, each with the key of its run: one for each planning run, however often this ticks."""
     runs = {run_id: instance.get_run_by_id(run_id) for run_id in set(map(run_of, plans)) if run_id}
     known, keys = set(scope.known_logs(instance)), {}
@@ -110,22 +103,21 @@ def _collections(scope: Scope, instance: DagsterInstance, plans: Sequence[EventL
     return dict(sorted(keys.items()))
 
 
-def request_deletion(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def request_deletion(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs with garbage whose interval is over by the store's clock; no run sleeps for it."""
 
     def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
         due, unreadable = find_due(store, logs, scope.collection(context).options())
         for log, message in unreadable.items():
             context.log.warning("%s: %s", log, message)
-        return {each.log: _run_key(each) for each in due}
+        keys = {}
+        for each in due:
+            # The key changes in each interval that the garbage documents are still there.
+            named = "\n".join(f"{path} {changed_us} {times}" for path, changed_us, times in each.documents)
+            keys[each.log] = f"{each.log}/{hashlib.sha256(named.encode()).hexdigest()}"
+        return keys
 
     return go_over_logs(scope, context, find, job=DELETION, reason=DUE, nothing="no garbage is due")
-
-
-def _run_key(due: DueLog) -> str:
-    """Name the run by its garbage documents; the key changes in each interval that they are still there."""
-    named = "\n".join(f"{path} {changed_us} {times}" for path, changed_us, times in due.documents)
-    return f"{due.log}/{hashlib.sha256(named.encode()).hexdigest()}"
 
 
 SENSORS = (

@@ -29,7 +29,6 @@ from wal3_orchestration.defs.key_compaction.checks import (
     can_be_compacted,
     compaction_proof,
     compaction_verified,
-    found_bad,
     holds,
     note,
     unproven,
@@ -38,36 +37,37 @@ from wal3_orchestration.defs.key_compaction.checks import (
 from wal3_orchestration.framework.assets import LogAsset, LogJob
 from wal3_orchestration.framework.checks import CheckResult, LogCheck, judged
 from wal3_orchestration.framework.recorder import (
-    HERE,
     IDLE,
-    ON_SPARK,
     LogResult,
     Recorder,
     executed_again,
     fingerprint,
+    known_problems,
     latest,
+    refused,
     run_of,
     value_of,
 )
 from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.step import HERE, ON_SPARK
 from wal3_orchestration.framework.store import map_logs
 from wal3_orchestration.framework.triggers import LogSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dagster import EventLogRecord
-
     from wal3_core.compaction.engine import Engine
-    from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
+    from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.retried import Retried
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.model.pass_record import PassRecord
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.log_records import KnownProblem
     from wal3_orchestration.framework.step import Step
     from wal3_orchestration.resources import CollectionResource
+
+    # What became of a log's merge, what is wrong with its proof, and what Spark ran again if it was used.
+    Merged = tuple[LogResult, str | None, Retried | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,109 +113,93 @@ def plan_numbers(plan: KeyCompactionPlan) -> dict[str, Value]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeResult:
-    """What became of a log's merge: its outcome, what is wrong with its proof, what Spark ran again if it was used."""
-
-    result: LogResult
-    problem: str | None = None
-    retried: Retried | None = None
-
-
-def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: Engine | None, way: str) -> MergeResult:
+def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: Engine | None, done_by: str) -> Merged:
     """Plan and merge a pass over a log if one is due, and check what its record says."""
     compactor = KeyCompactor(store, log, options=options_of(limits), engine=engine)
     try:
         done = compactor.merge()
         record = None if done.token is None else compactor.record(done.token)
     except LogReplacedError:
-        return merge_log(store, log, limits, engine, way)
+        return merge_log(store, log, limits, engine, done_by)
     except LogError as error:
         refusal = Refusal.of(error)
         if refusal.kind == KeyCompactionRefusedError.__name__:
-            return MergeResult(result=LogResult(log=log, state=IDLE, metadata={"reason": refusal.message}))
+            return LogResult(log=log, state=IDLE, metadata={"reason": refusal.message}), None, None
         # A fragment that is not what it was leaves nothing to prove.
         problem = None if refusal.transient else f"{refusal.kind}: {refusal.message}"
-        return MergeResult(result=LogResult(log=log, refusal=refusal), problem=problem)
+        return LogResult(log=log, refusal=refusal), problem, None
     except AssertionError as error:
         refusal = Refusal(kind=AssertionError.__name__, message=str(error))
-        return MergeResult(result=LogResult(log=log, refusal=refusal), problem=f"the library stopped the pass: {error}")
+        return LogResult(log=log, refusal=refusal), f"the library stopped the pass: {error}", None
+    plan, moved = done.plan, done.bytes_read + done.bytes_written
     result = LogResult(
         log=log,
         # Each merge is recorded, and nothing else is.
         state=IDLE,
         notable=record is not None,
-        metadata={**_merged_numbers(done), "cause": done.plan.due or "", IDENTITY: done.token or "", "done_by": way},
+        metadata={
+            **plan_numbers(plan),
+            "bytes_read": done.bytes_read,
+            "bytes_written": done.bytes_written,
+            "amplification": moved / plan.dirty_bytes if plan.dirty_bytes else 0.0,
+            "superseded": done.num_superseded,
+            "expired": done.num_expired,
+            "records_written": done.num_merged,
+            "fragments_read": plan.num_rewritten,
+            "fragments_written": done.num_written,
+            "key_columns_read": plan.num_read,
+            "cause": plan.due or "",
+            IDENTITY: done.token or "",
+            "done_by": done_by,
+        },
     )
-    return MergeResult(result=result, problem=None if record is None else record.problem(), retried=done.retried)
-
-
-def _merged_numbers(done: KeyCompactionReport) -> dict[str, Value]:
-    plan = done.plan
-    moved = done.bytes_read + done.bytes_written
-    return {
-        **plan_numbers(plan),
-        "bytes_read": done.bytes_read,
-        "bytes_written": done.bytes_written,
-        "amplification": moved / plan.dirty_bytes if plan.dirty_bytes else 0.0,
-        "superseded": done.num_superseded,
-        "expired": done.num_expired,
-        "records_written": done.num_merged,
-        "fragments_read": plan.num_rewritten,
-        "fragments_written": done.num_written,
-        "key_columns_read": plan.num_read,
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstallResult:
-    """What became of a log's install, and what the verification found that followed it, if one did."""
-
-    result: LogResult
-    verified: Verification | None = None
+    return result, None if record is None else record.problem(), done.retried
 
 
 def install_log(
     store: ObjectStore, log: str, token: str, limits: CollectionResource, *, always: bool = False
-) -> InstallResult:
+) -> tuple[LogResult, Verification | None]:
     """Install a merged pass, once, and verify a log that is small enough; with ``always``, also without a pass.
 
-    A pass that an earlier try has installed is verified as well: that try may have ended before. One that was overtaken
-    is no failure: the log stays as dirty as it was, and is chosen again.
+    Return what the verification found, too, if there was one. A pass that an earlier try has installed is verified as
+    well: that try may have ended before. One that was overtaken is no failure: the log stays as dirty as it was, and is
+    chosen again.
     """
     compactor = KeyCompactor(store, log, options=options_of(limits))
     try:
         done = compactor.install(token) if token else None
         there = done is not None and done.overtaken is None
-        small = (there or always) and LogReader.open(
-            store, log
-        ).manifest().num_bytes <= limits.compaction_verified_bytes_max
-        verified = compactor.verify() if small else None
+        verified = None
+        if there or always:
+            num_bytes = LogReader.open(store, log).manifest().num_bytes
+            verified = compactor.verify() if num_bytes <= limits.compaction_verified_bytes_max else None
     except LogReplacedError as error:
-        return InstallResult(result=_overtaken(log, token, str(error)))
+        return _overtaken(log, token, str(error)), None
     except LogError as error:
         if isinstance(error, MissingError) and error.path == pass_path(token):
-            return InstallResult(result=_overtaken(log, token, "what it left was deleted as orphans"))
-        refusal = Refusal.of(error)
-        return InstallResult(result=LogResult(log=log, refusal=refusal))
+            return _overtaken(log, token, "what it left was deleted as orphans"), None
+        return LogResult(log=log, refusal=Refusal.of(error)), None
     fresh = there and done is not None and not done.repeated
     metadata: dict[str, Value] = {"installed": fresh, IDENTITY: token, "verified": verified is not None}
     if done is not None:
+        record = done.record
         metadata |= {
-            **_record_numbers(done.record),
+            "pass": record.number,
+            "clean_limit": record.limit,
+            "superseded": record.num_superseded,
+            "expired": record.num_expired,
+            "bytes_read": record.bytes_read,
+            "bytes_written": record.bytes_written,
+            "setsum_before": record.proof.before.hexdigest(),
+            "setsum_after": record.proof.after.hexdigest(),
+            "setsum_superseded": record.proof.superseded.hexdigest(),
+            "setsum_expired": record.proof.expired.hexdigest(),
             "installed_before": done.repeated,
             "overtaken": done.overtaken or "",
             "garbage_documents": len(done.garbage),
         }
-    return InstallResult(
-        result=LogResult(
-            log=log,
-            notable=there,
-            state=f"overtaken {token}" if done is not None and done.overtaken else IDLE,
-            metadata=metadata,
-        ),
-        verified=verified,
-    )
+    state = f"overtaken {token}" if done is not None and done.overtaken else IDLE
+    return LogResult(log=log, notable=there, state=state, metadata=metadata), verified
 
 
 def _overtaken(log: str, token: str, cause: str) -> LogResult:
@@ -224,45 +208,25 @@ def _overtaken(log: str, token: str, cause: str) -> LogResult:
     return LogResult(log=log, state=f"overtaken {token}", metadata=metadata)
 
 
-def _said(found: Verification) -> str:
-    more = f"; and {len(found.findings) - 1} more" if len(found.findings) > 1 else ""
-    return f"pass {found.token} does not hold: {found.findings[0]}{more}"
-
-
-def _record_numbers(record: PassRecord) -> dict[str, Value]:
-    return {
-        "pass": record.number,
-        "clean_limit": record.limit,
-        "superseded": record.num_superseded,
-        "expired": record.num_expired,
-        "bytes_read": record.bytes_read,
-        "bytes_written": record.bytes_written,
-        "setsum_before": record.proof.before.hexdigest(),
-        "setsum_after": record.proof.after.hexdigest(),
-        "setsum_superseded": record.proof.superseded.hexdigest(),
-        "setsum_expired": record.proof.expired.hexdigest(),
-    }
-
-
 def options_of(limits: CollectionResource) -> KeyCompactorOptions:
     """Return the library's options."""
     return KeyCompactorOptions(bytes_per_s_max=limits.compaction_bytes_per_s_max or None)
 
 
-def judge_installed(step: Step, done: Sequence[InstallResult]) -> Iterator[CheckResult]:
+def judge_installed(step: Step, done: Mapping[str, Verification | None]) -> Iterator[CheckResult]:
     """Judge the logs that were verified; of the others, a run that names them repeats what is known.
 
     What was found in a log that had the name before is dropped.
     """
-    before, known = found_bad(step), unverified(step)
-    verified = {each.result.log: each.verified for each in done if each.verified is not None}
-    for log, found in verified.items():
-        details = {"verification": MetadataValue.json(found.to_json())}
-        checked = compaction_verified.result(log, None if found.holds else _said(found))
-        yield replace(checked, log_id=found.log_id, details=details)
-    named = set() if step.swept else {each.result.log for each in done}
+    before, known = known_problems(step, compaction_verified), unverified(step)
     for log in step.logs:
-        if log not in verified and (log in named or log in before.keys() - known.keys()):
+        found = done.get(log)
+        if found is not None:
+            more = f"; and {len(found.findings) - 1} more" if len(found.findings) > 1 else ""
+            said = None if found.holds else f"pass {found.token} does not hold: {found.findings[0]}{more}"
+            details = {"verification": MetadataValue.json(found.to_json())}
+            yield replace(compaction_verified.result(log, said), log_id=found.log_id, details=details)
+        elif (log in done and not step.swept) or log in before.keys() - known.keys():
             problem = known.get(log)
             checked = compaction_verified.result(log, None if problem is None else problem.problem)
             yield replace(checked, log_id=None if problem is None else problem.log_id)
@@ -274,21 +238,15 @@ _IDLE = fingerprint(IDLE)
 
 def plan_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Outline each log of the step, and choose which of those that are due are compacted first."""
-    # Of logs that someone chose, none waits.
+    # Logs that someone chose are all compacted.
     logs_max = step.limits.compactions_max if step.swept else len(step.logs)
     chosen: list[Outline] = []
     for some in step.slices():
-        chosen, others = _most_urgent([*chosen, *outlines(store, some.logs)], logs_max)
-        recorder.add(*_recorded(step, [(each, 0) for each in others]))
+        found = {each.log: each for each in [*chosen, *outlines(store, some.logs)]}
+        plans = [each.plan for each in found.values() if each.plan is not None]
+        chosen = [found.pop(plan.log) for plan in choose(plans, logs_max=logs_max).chosen]
+        recorder.add(*_recorded(step, [(each, 0) for each in found.values()]))
     recorder.add(*_recorded(step, [(each, rank) for rank, each in enumerate(chosen, start=1)]))
-
-
-def _most_urgent(found: Sequence[Outline], logs_max: int) -> tuple[list[Outline], list[Outline]]:
-    """Return the outlines of the most urgent logs that are due, in their order, and the others."""
-    by_log = {each.log: each for each in found}
-    choice = choose([each.plan for each in found if each.plan is not None], logs_max=logs_max)
-    chosen = [by_log.pop(plan.log) for plan in choice.chosen]
-    return chosen, list(by_log.values())
 
 
 def _recorded(step: Step, found: Sequence[tuple[Outline, int]]) -> tuple[list[LogResult], list[CheckResult]]:
@@ -326,15 +284,16 @@ def merge_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> Non
     ordered = _ordered(step)
     to_merge = replace(step, logs=list(ordered))
     # A pass over one that may not hold would be verified in its place, and what that has replaced be deleted.
-    refused, unsure = _refused(to_merge, can_be_compacted), {**unproven(to_merge), **unverified(to_merge)}
+    unreadable, unsure = _refused(to_merge, can_be_compacted), {**unproven(to_merge), **unverified(to_merge)}
     for log, held_bytes in ordered.items():
-        if log not in refused and log not in unsure:
-            done = _merged_before(step, log) or merge_log(store, log, step.limits, *_engine(step, held_bytes))
-            refusal = done.result.refusal
-            checked = [] if refusal is not None and refusal.transient else [compaction_proof.result(log, done.problem)]
+        if log not in unreadable and log not in unsure:
+            before = _merged_before(step, log)
+            result, problem, retried = before or merge_log(store, log, step.limits, *_engine(step, held_bytes))
+            transient = result.refusal is not None and result.refusal.transient
+            checked = [] if transient else [compaction_proof.result(log, problem)]
             # Recorded at once: a step that dies later does not merge the log again.
-            recorder.add([done.result], checked, retried=done.retried)
-    merged = ordered.keys() - refused.keys() - unsure.keys()
+            recorder.add([result], checked, retried=retried)
+    merged = ordered.keys() - unreadable.keys() - unsure.keys()
     for some in step.slices():
         recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged], unsure))
 
@@ -343,11 +302,11 @@ def _not_merged(
     step: Step, others: Sequence[str], unsure: Mapping[str, KnownProblem]
 ) -> tuple[list[LogResult], list[CheckResult]]:
     """Return what is known of logs that were not merged: nothing is recorded, their last merge stays on their pages."""
-    refused, due = _refused(step, can_be_compacted), set(_due(step))
+    unreadable, due = _refused(step, can_be_compacted), set(_due(step))
     # What failed before is no longer due: someone else has compacted it. An unsure log is for the next step.
-    good = [log for log in others if log not in refused and (log not in due or log in unsure)]
+    good = [log for log in others if log not in unreadable and (log not in due or log in unsure)]
     why = {log: {"reason": f"{compaction_verified.name}: {known.problem}"} for log, known in unsure.items()}
-    outcomes = [refused.get(log) or LogResult(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
+    outcomes = [unreadable.get(log) or LogResult(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
     return outcomes, [compaction_proof.result(log, None) for log in good]
 
 
@@ -361,26 +320,19 @@ def _ordered(step: Step) -> dict[str, int]:
 
     In a sweep those that its plan has chosen; otherwise all.
     """
-    planned = [
-        (int(str(value_of(plan, RANK))) if value_of(plan, CHOSEN) else None, log, _held_bytes(plan))
-        for some in step.slices()
-        for log in _due(some)
-        for plan in latest(step.instance, step.scope.key(PLAN), log, count=1)
-    ]
-    ranked = sorted((rank, log, held_bytes) for rank, log, held_bytes in planned if rank is not None)
-    ordered = {log: held_bytes for _, log, held_bytes in ranked}
-    if step.swept:
-        return ordered
-    held = {log: held_bytes for _, log, held_bytes in planned}
-    return {**ordered, **{log: held.get(log, 0) for log in step.logs if log not in ordered}}
+    held: dict[str, int] = {}
+    ranked: list[tuple[int, str]] = []
+    for some in step.slices():
+        for log in _due(some):
+            for plan in latest(step.instance, step.scope.key(PLAN), log, count=1):
+                held[log] = int(str(value_of(plan, "held_bytes") or 0))
+                if value_of(plan, CHOSEN):
+                    ranked.append((int(str(value_of(plan, RANK))), log))
+    logs = dict.fromkeys(log for _, log in sorted(ranked))
+    return {log: held.get(log, 0) for log in (logs if step.swept else {**logs, **dict.fromkeys(step.logs)})}
 
 
-def _held_bytes(plan: EventLogRecord) -> int:
-    held = value_of(plan, "held_bytes")
-    return held if isinstance(held, int) else 0
-
-
-def _merged_before(step: Step, log: str) -> MergeResult | None:
+def _merged_before(step: Step, log: str) -> Merged | None:
     """Return what an earlier try of this run has merged."""
     if not step.context.retry_number:
         return None
@@ -389,7 +341,7 @@ def _merged_before(step: Step, log: str) -> MergeResult | None:
         token = value_of(found, IDENTITY)
         if event is not None and token and run_of(found) == step.context.run_id:
             metadata: dict[str, Value] = dict(event.metadata)  # type: ignore[arg-type]  # what was recorded then
-            return MergeResult(result=LogResult(log=log, state=IDLE, metadata=metadata))
+            return LogResult(log=log, state=IDLE, metadata=metadata), None, None
     return None
 
 
@@ -403,28 +355,22 @@ def _engine(step: Step, held_bytes: int) -> tuple[Engine | None, str]:
 
 def install_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Install each pass that was merged, and verify it; the last pass again where it does not hold or may not."""
-    for some in step.slices():
-        _install_slice(some, store, recorder)
-
-
-def _install_slice(step: Step, store: ObjectStore, recorder: Recorder) -> None:
-    refused, bad = _refused(step, can_be_compacted, compaction_proof), unverified(step)
+    left_alone, bad = _refused(step, can_be_compacted, compaction_proof), unverified(step)
     unsure = {**unproven(step), **bad}
     tokens = dict.fromkeys(unsure if step.swept else step.logs, "")
     tokens |= {log: token for log, token in _tokens(step).items() if log not in bad}
-    installed = [log for log in step.logs if log not in refused and log in tokens]
+    installed = [log for log in step.logs if log not in left_alone and log in tokens]
     for log in installed:
         if tokens[log]:
             note(step, log, tokens[log])
-        done = install_log(store, log, tokens[log], step.limits, always=not step.swept or log in unsure)
+        result, verified = install_log(store, log, tokens[log], step.limits, always=not step.swept or log in unsure)
         # Recorded at once: a step that dies later keeps what was found about the pass.
-        recorder.add([done.result], list(judge_installed(replace(step, logs=[log]), [done])))
-        if done.result.refusal is None:
+        recorder.add([result], list(judge_installed(replace(step, logs=[log]), {log: verified})))
+        if result.refusal is None:
             note(step, log, "")
     others = replace(step, logs=[log for log in step.logs if log not in set(installed)])
-    recorder.add(
-        [refused.get(log) or LogResult(log=log, state=IDLE) for log in others.logs], list(judge_installed(others, []))
-    )
+    results = [left_alone.get(log) or LogResult(log=log, state=IDLE) for log in others.logs]
+    recorder.add(results, list(judge_installed(others, {})))
 
 
 def _tokens(step: Step) -> dict[str, str]:
@@ -449,19 +395,18 @@ def _refused(step: Step, *checks: LogCheck) -> dict[str, LogResult]:
     if not step.swept:
         # That step has failed, or someone wants it tried again.
         return {}
-    found = {}
-    for check in checks:
-        for log, known in step.records(check.asset).items():
-            problem = known.problems.get(check.name)
-            if problem is not None and problem.blocking:
-                refusal = Refusal(kind=KeyCompactionRefusedError.__name__, message=f"{check.name}: {problem.problem}")
-                found[log] = LogResult(log=log, refusal=refusal)
-    return found
+    return {
+        log: refused(log, check, known, KeyCompactionRefusedError)
+        for check in checks
+        for log, known in known_problems(step, check).items()
+        if known.blocking
+    }
 
 
 PLANNED = LogAsset(
     name=PLAN,
     do=plan_compactions,
+    whole=True,
     description=(
         "How dirty a log is, for how long, what keeps the rest from being compacted, and whether a pass is due. No keys"
         " are read, and nothing is changed. In a sweep, the most urgent logs are chosen."
@@ -473,6 +418,7 @@ PLANNED = LogAsset(
 MERGED = LogAsset(
     name=FRAGMENTS,
     do=merge_compactions,
+    whole=True,
     description=(
         "The fragments that a pass wrote, without superseded records and expired tombstones, and its record with the"
         " proof. Nothing leads to them until they are installed."

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 
 from wal3_orchestration.framework.checks import log_check
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecords
-from wal3_orchestration.framework.recorder import (
-    latest,
-    value_of,
-)
+from wal3_orchestration.framework.recorder import known_problems, latest, value_of
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.store import read_manifests
 
@@ -80,7 +77,7 @@ def holds(step: Step, log: str, token: str) -> bool:
     """Return whether a pass was installed, verified and found to hold, as what was recorded last of the log says."""
     recorded = latest(step.instance, step.scope.key(INSTALLED), log, count=1)
     verified = any(value_of(each, IDENTITY) == token and value_of(each, "verified") for each in recorded)
-    return verified and log not in found_bad(replace(step, logs=[log]))
+    return verified and log not in known_problems(replace(step, logs=[log]), compaction_verified)
 
 
 def unverified(step: Step) -> dict[str, KnownProblem]:
@@ -88,7 +85,7 @@ def unverified(step: Step) -> dict[str, KnownProblem]:
 
     Without those of which the name has another log by now. One that cannot be read counts as the same.
     """
-    known = found_bad(step)
+    known = known_problems(step, compaction_verified)
     now = {log: manifest.log_id for log, manifest in read_manifests(step.open(), known)} if known else {}
     return {log: each for log, each in known.items() if each.log_id in {None, now.get(log, each.log_id)}}
 
@@ -116,9 +113,3 @@ def note(step: Step, log: str, token: str) -> None:
     records = LogRecords(step.scope, step.instance, INSTALLED)
     known = records.load([log]).get(log, NOTHING)
     records.save({log: replace(known, unproven=token)})
-
-
-def found_bad(step: Step) -> dict[str, KnownProblem]:
-    """Return the logs whose last verification found something wrong, whatever log has the name now."""
-    name = compaction_verified.name
-    return {log: each.problems[name] for log, each in step.records(INSTALLED).items() if name in each.problems}

@@ -16,22 +16,19 @@ from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dagster import SensorEvaluationContext, SensorResult
 
-    from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_orchestration.framework.scope import Scope
+    from wal3_orchestration.framework.scope import StoreScope
 
 # Merging one log is work enough for a run.
 RUNS_OF_ONE_LOG_MAX = 16
 REASON = "a key compaction is due"
-# A log whose run has failed is asked for again so much later.
+# Interval after which a log whose run has failed is asked for again.
 AGAIN_S = 24 * 60 * 60
 
 
-def find_due(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the most urgent of the logs that are due; those that cannot be read are named, and skipped."""
 
     def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
@@ -40,37 +37,19 @@ def find_due(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
             if each.problem is not None:
                 context.log.warning("%s: %s", each.log, each.problem)
         plans = [each.plan for each in found if each.plan is not None]
-        return _keys(scope, context, choose(plans, logs_max=scope.collection(context).compactions_max).chosen)
+        chosen = choose(plans, logs_max=scope.collection(context).compactions_max).chosen
+        records = LogRecords(scope, context.instance, INSTALLED).load([plan.log for plan in chosen])
+        day = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S))
+        keys = {}
+        for plan in chosen:
+            # How far it is compacted, and what became of it last. Appends alone do not change the key: a run that is
+            # under way takes them in, or leaves them to the next pass.
+            last = records.get(plan.log, NOTHING).number
+            keys[plan.log] = f"{plan.log}/{plan.log_id}/{plan.clean_limit}-{plan.expired_below}/{last}-{day}"
+        return keys
 
-    return go_over_logs(
-        scope,
-        context,
-        find,
-        job=JOB,
-        reason=REASON,
-        nothing="no key compaction is due",
-        alone_max=RUNS_OF_ONE_LOG_MAX,
-    )
-
-
-def _keys(scope: Scope, context: SensorEvaluationContext, plans: Sequence[KeyCompactionPlan]) -> dict[str, str]:
-    """Name the run of each log by how far it is compacted, and by what became of it last.
-
-    Appends alone do not change the key: a run that is under way takes them in, or leaves them to the next pass.
-    """
-    records = LogRecords(scope, context.instance, INSTALLED).load([plan.log for plan in plans])
-    day = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S))
-    return {
-        plan.log: "/".join(
-            [
-                plan.log,
-                plan.log_id,
-                f"{plan.clean_limit}-{plan.expired_below}",
-                f"{records.get(plan.log, NOTHING).number}-{day}",
-            ]
-        )
-        for plan in plans
-    }
+    nothing = "no key compaction is due"
+    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing=nothing, alone_max=RUNS_OF_ONE_LOG_MAX)
 
 
 DUE = LogSensor(
