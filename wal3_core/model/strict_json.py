@@ -149,12 +149,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def unreadable_field(data: bytes) -> str | None:
+def unreadable_field(data: bytes | memoryview) -> str | None:
     """Name the first value of encoded JSON that this module would not read back, and what it is; None if there is none.
 
-    For JSON that this process encoded, not for bytes from outside.
+    For JSON that this process encoded, not for bytes from outside. A view has no JSON.
     """
-    return _misfit(json.loads(data), "")
+    return _misfit(json.loads(data), "") if isinstance(data, bytes) else None
 
 
 def _misfit(value: object, field: str) -> str | None:
