@@ -25,6 +25,8 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.strict_json import text_as
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.model.setsum import Setsum
 
 # Names one life of a log: 32 random hex digits, new with every initialize, copy, restore and successor.
@@ -118,9 +120,21 @@ def is_name_part(part: str) -> bool:
     return _PART.fullmatch(part) is not None and part not in RESERVED_PARTS and len(part) <= PART_LENGTH_MAX
 
 
-def check_cursor_name(name: object, _argument: str = "name") -> str:
-    """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
-    return _check_part(name, "cursor name")
+def _name_check(what: str) -> Callable[..., str]:
+    """Return what checks a name of one part of ``[A-Za-z0-9_-]``, and returns it."""
+
+    def check(name: object, _argument: str = "name") -> str:
+        name = text(name, what)
+        if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
+            expected = f"expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} bytes"
+            message = f"{what}: {expected}, found {len(name)}: {name[:80]!r}"
+            raise InvalidRequestError(message)
+        return name
+
+    return check
+
+
+check_cursor_name, check_pin_name = _name_check("cursor name"), _name_check("pin name")
 
 
 def check_writer_cursor_name(name: object, argument: str = "name") -> str:
@@ -131,11 +145,12 @@ def check_writer_cursor_name(name: object, argument: str = "name") -> str:
     return name
 
 
-def _check_part(name: object, what: str) -> str:
-    name = text(name, what)
-    if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
-        message = f"{what}: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} bytes, found {len(name)}: {name[:80]!r}"
-        raise InvalidRequestError(message)
+def _name_in(path: str, folder: str) -> str:
+    """Return the name of a document in a folder by its path; CorruptError for a foreign file."""
+    name = path.removeprefix(folder).removesuffix(".json")
+    if path != f"{folder}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+        message = f"{path[:200]!r}: expected {folder}<name>.json"
+        raise CorruptError(message)
     return name
 
 
@@ -189,11 +204,7 @@ def cursor_path(name: str) -> str:
 
 def cursor_name(path: str) -> str:
     """Name of the cursor whose document is at ``path``; CorruptError for a foreign file."""
-    name = path.removeprefix(CURSOR_FOLDER).removesuffix(".json")
-    if path != f"{CURSOR_FOLDER}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        message = f"{path}: expected {CURSOR_FOLDER}<name>.json"
-        raise CorruptError(message)
-    return name
+    return _name_in(path, CURSOR_FOLDER)
 
 
 def fragment_folder(seq_no: FragmentSeqNo) -> str:
@@ -303,16 +314,7 @@ def pin_path(name: str) -> str:
 
 def pin_name(path: str) -> str:
     """Name of the pin whose document is at ``path``; CorruptError for a foreign file."""
-    name = path.removeprefix(PIN_FOLDER).removesuffix(".json")
-    if path != f"{PIN_FOLDER}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        message = f"{path[:200]!r}: expected {PIN_FOLDER}<name>.json"
-        raise CorruptError(message)
-    return name
-
-
-def check_pin_name(name: object, _argument: str = "name") -> str:
-    """Return the name when it may name a pin: one part of ``[A-Za-z0-9_-]``."""
-    return _check_part(name, "pin name")
+    return _name_in(path, PIN_FOLDER)
 
 
 def pass_path(token: str) -> str:

@@ -149,12 +149,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def unreadable_field(data: bytes) -> str | None:
+def unreadable_field(data: bytes | memoryview) -> str | None:
     """Name the first value of encoded JSON that this module would not read back, and what it is; None if there is none.
 
-    For JSON that this process encoded, not for bytes from outside.
+    For JSON that this process encoded, not for bytes from outside. A view has no JSON.
     """
-    return _misfit(json.loads(data), "")
+    return _misfit(json.loads(data), "") if isinstance(data, bytes) else None
 
 
 def _misfit(value: object, field: str) -> str | None:
@@ -374,23 +374,23 @@ def dump_members(value: object, members: Iterable[Member]) -> JsonObject:
 def read_members(fields: Fields, members: Iterable[Member]) -> dict[str, Any]:
     """Read attributes from an object; CorruptError for a default that is not left out: no version wrote that."""
     values: dict[str, Any] = {}
-    likes: dict[str, str] = {}
+    likes: Member | None = None
     for each in members:
-        attribute = each.attribute
+        name = each.name
         if not each.may_lack:
-            values[attribute] = each.kind.read(fields, each.name)
-        elif each.like and not fields.has(each.name):
-            likes[attribute] = each.like
-        elif not values[each.beside] if each.beside else not fields.has(each.name):
-            values[attribute] = each.default
-        else:
-            values[attribute] = found = each.kind.read(fields, each.name)
+            values[each.attribute] = each.kind.read(fields, name)
+        elif values[each.beside] if each.beside else fields.has(name):
+            values[each.attribute] = found = each.kind.read(fields, name)
             if found == each.default and not each.beside:
-                message = (
-                    f"{fields.what}: field {each.name}: expected no such field, or another value, found its default"
-                )
+                message = f"{fields.what}: field {name}: expected no such field, or another value, found its default"
                 raise CorruptError(message)
-    return values | {name: values[other] for name, other in likes.items()} if likes else values
+        elif each.like:
+            likes = each
+        else:
+            values[each.attribute] = each.default
+    if likes is not None:
+        values[likes.attribute] = values[likes.like]
+    return values
 
 
 class Stored:

@@ -25,6 +25,8 @@ T = TypeVar("T")
 _QUIET_S = 60.0
 # The time after a failed request without another one when its caller has given up: longer than a retry's pause.
 _GAVE_UP_S = 10.0
+# The ends of requests whose outcome is not Done.
+_ENDS: dict[type, RequestEnd] = {Refused: RequestEnd.REFUSED, Unknown: RequestEnd.UNKNOWN}
 # The names of requests for people.
 _VERBS = {"read": "GET", "get": "GET", "create": "PUT", "replace": "PUT"}
 
@@ -51,7 +53,7 @@ class InstrumentedStore(StoreWrapper):
         began_s, end = self._runtime.monotonic_s(), None
         try:
             outcome = self._watched(kind, path, send)
-            end = _end_of(outcome)
+            end = _ENDS.get(type(outcome), RequestEnd.DONE)
         except UnavailableError as error:
             end = RequestEnd.DENIED if isinstance(error, StoreDeniedError) else RequestEnd.UNAVAILABLE
             raise
@@ -84,16 +86,6 @@ class InstrumentedStore(StoreWrapper):
         else:
             self._outages_seen.ends(kind)
         return outcome
-
-
-def _end_of(outcome: object) -> RequestEnd:
-    match outcome:
-        case Refused():
-            return RequestEnd.REFUSED
-        case Unknown():
-            return RequestEnd.UNKNOWN
-        case _:
-            return RequestEnd.DONE
 
 
 class _Outage:

@@ -66,7 +66,9 @@ def open_store(
     parts = split_store_url(url)
     options = options_of_url(url)
     if parts.scheme == "memory" and not parts.netloc:
-        return InstrumentedStore(_memory_store(parts.path, runtime), runtime)
+        with _registry_lock:
+            memory = _memory_stores.setdefault(parts.path, MemoryStore(runtime, name=parts.path))
+        return InstrumentedStore(memory, runtime)
     if parts.scheme == "file":
         return InstrumentedStore(_local_store(url, parts, options, runtime), runtime)
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
@@ -76,11 +78,6 @@ def open_store(
         f" or memory:name, found {without_secrets(url)!r}"
     )
     raise InvalidRequestError(message)
-
-
-def _memory_store(name: str, runtime: Runtime) -> MemoryStore:
-    with _registry_lock:
-        return _memory_stores.setdefault(name, MemoryStore(runtime, name=name))
 
 
 def _local_store(url: str, parts: SplitResult, options: Mapping[str, str], runtime: Runtime) -> LocalStore:

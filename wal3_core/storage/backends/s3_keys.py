@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -50,13 +51,6 @@ class S3Place:
     endpoint: str
     virtual_hosted: bool
     region: str
-
-
-@dataclass(frozen=True, slots=True)
-class _NotSent:
-    """In place of an answer."""
-
-    status_code: int = 200
 
 
 class S3Account:
@@ -146,9 +140,11 @@ class S3Account:
         """Return where boto3 sends requests for a bucket, by all its settings; sends none."""
         asked: list[tuple[str, str]] = []
 
-        def instead(*, params: Mapping[str, str], context: Mapping[str, Any], **_: object) -> tuple[_NotSent, object]:
+        def instead(
+            *, params: Mapping[str, str], context: Mapping[str, Any], **_: object
+        ) -> tuple[SimpleNamespace, object]:
             asked.append((params["url"], context["signing"]["region"]))
-            return _NotSent(), {}
+            return SimpleNamespace(status_code=200), {}
 
         events = (client := self.client()).meta.events
         events.register("before-call.s3.HeadBucket", instead)

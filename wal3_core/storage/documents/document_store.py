@@ -43,6 +43,7 @@ class Encodable(Protocol):
 
 E = TypeVar("E", bound=Encodable)
 T = TypeVar("T")
+B = TypeVar("B", bytes, memoryview)
 
 
 def encoded(encode: Callable[[], T], what: str) -> T:
@@ -54,7 +55,7 @@ def encoded(encode: Callable[[], T], what: str) -> T:
         raise InvalidRequestError(message) from error
 
 
-def check_readable(data: bytes, document: E, read: Callable[[bytes, str], E], what: str) -> None:
+def check_readable(data: B, document: T, read: Callable[[B, str], T], what: str) -> None:
     """Decode an encoded document; InvalidRequestError when that fails, or gives another document."""
     try:
         found = read(data, what)

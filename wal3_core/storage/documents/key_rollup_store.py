@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, InvalidRequestError, StoreDeniedError, UnavailableError
+from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.model.parquet.key_rollup_file import bytes_max, decode_key_rollup, encode_key_rollup
 from wal3_core.model.paths import key_rollup_path
 from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.storage.documents.document_store import check_readable
 from wal3_core.storage.object_store import Done, Unknown, Versioned, object_url
 from wal3_core.storage.retrying import attempts, for_store, reread_if_damaged
 
@@ -56,7 +57,7 @@ class KeyRollupStore:
         """
         path = key_rollup_path(pointer.path)
         data = encode_key_rollup(rollup, pointer, self._log_id())
-        self._check_readable(data, pointer, rollup)
+        check_readable(data, rollup, lambda found, what: self._decoded(found, pointer, what), path)
         cause, wrong = "refused", None
         for tries in attempts(for_store(self._retry, self._store), self._runtime):  # noqa: B007 - in the message
             outcome = self._put(path, data, wrong)
@@ -89,18 +90,10 @@ class KeyRollupStore:
         data = self._store.read(path, length=limit + 1)
         if data is None:
             return None
-        return decode_key_rollup(data, pointer, self._log_id(), what=f"key roll-up {object_url(self._store, path)}")
+        return self._decoded(data, pointer, f"key roll-up {object_url(self._store, path)}")
 
-    def _check_readable(self, data: memoryview, pointer: SnapshotPointer, rollup: KeyRollup) -> None:
-        path = key_rollup_path(pointer.path)
-        try:
-            found = decode_key_rollup(data, pointer, self._log_id())
-        except CorruptError as error:
-            message = f"{path}: not written, since it could not be read back: {error}"
-            raise InvalidRequestError(message) from error
-        if found != rollup:
-            message = f"{path}: not written, since it would be read back as another"
-            raise InvalidRequestError(message)
+    def _decoded(self, data: Buffer, pointer: SnapshotPointer, what: str) -> KeyRollup:
+        return decode_key_rollup(data, pointer, self._log_id(), what=what)
 
     def _standing(self, pointer: SnapshotPointer, rollup: KeyRollup) -> tuple[bool, Etag | None]:
         """Tell whether an equal one is there; if not, return the version that stands in its place."""
@@ -113,7 +106,7 @@ class KeyRollupStore:
                 return False, None
             etag = found.etag
             try:
-                if decode_key_rollup(found.data, pointer, self._log_id(), what=what) == rollup:
+                if self._decoded(found.data, pointer, what) == rollup:
                     return True, None
                 wrong = f"{what}: another one of the same snapshot"
             except CorruptError as error:
