@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.faults.story import Story
     from tests.faults.view_consumers import KeyConsuming, Subscribing
 
-SEEDS = 16
+SEEDS = 32
 SEEDS_FOR_A_MUTANT = 100
 Drawn = Callable[[random.Random], "Subscribing | KeyConsuming"]
 HAPPENED = {"given", "given again", "pruned", "killed", "frozen", "read", "counted", "passes installed"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wal3_core.arguments import integer, record_bytes, wrong
+from wal3_core.arguments import integer, make_plain, record_bytes, wrong
 from wal3_core.log.read.scan import check_start
 from wal3_core.model.strict_json import U64_MAX
 
@@ -18,6 +18,9 @@ B = TypeVar("B", int, bytes)
 @dataclass(frozen=True, slots=True)
 class _Bound(Generic[B]):
     value: B
+
+    def __post_init__(self) -> None:
+        make_plain(self, value=_offset_or_key)
 
 
 class Included(_Bound[B]):
@@ -101,6 +104,10 @@ class OffsetRange:
             check_start(manifest, self.start)
         begin = max(first, self.start)
         return begin, max(begin, end if self.limit is None else min(self.limit, end))
+
+
+def _offset_or_key(value: object, name: str) -> object:
+    return record_bytes(value, name) if isinstance(value, bytes | bytearray | memoryview) else integer(value, name)
 
 
 def _value(bound: object) -> object:
