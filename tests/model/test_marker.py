@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -93,6 +93,8 @@ def test_parts_may_be_folded_apart_and_in_any_order(markers: list[Marker], data:
 @given(st.lists(_markers(), min_size=1, max_size=12))
 def test_folded_marker_spans_all_that_its_markers_span(markers: list[Marker]) -> None:
     for (log, life), folded in fold(markers).items():
+        # Records are counted in u64, however often some of them are marked again.
+        assume(folded.num_records <= U64_MAX)
         own = [marker for marker in markers if (marker.log, marker.life) == (log, life)]
         assert folded.start == min(marker.start for marker in own)
         assert folded.limit == max(marker.limit for marker in own)
