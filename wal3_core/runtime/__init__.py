@@ -12,8 +12,8 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
-from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held, later, map_ahead
-from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
+from wal3_core.runtime.outcome import CancellableOutcome, NotifyingOutcome, Outcome, callbacks_held, later, map_ahead
+from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -22,15 +22,16 @@ __all__ = [
     "WORKERS_MAX",
     "AppendEnd",
     "CancellableOutcome",
+    "Closing",
     "CommitEnd",
     "Conflict",
     "Lock",
+    "NotifyingOutcome",
     "Observer",
     "Outcome",
     "OwnThread",
     "RequestEnd",
     "Runtime",
-    "TellingOutcome",
     "ThreadRuntime",
     "Timer",
     "a_runtime",

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
+from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.read.consumed import keep_successors
-from wal3_core.log.read.following import Calls
+from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits
@@ -26,7 +26,6 @@ from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, TopicFilter, check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
-    from types import TracebackType
 
     from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
@@ -39,7 +38,7 @@ _ASIDE_MAX = 4
 _an_item = instance_of(Delivery, Gap, Stray)
 
 
-class FeedSubscription:
+class FeedSubscription(AsyncClosing):
     """Receives the messages of a log under a name that outlives this process. A context manager.
 
     Each message is delivered until it is acknowledged, in any order; what was not acknowledged when a process ended, or
@@ -63,7 +62,7 @@ class FeedSubscription:
         self._looking = self._reading.looking
         self._acks = f"{tail.url}#{runtime.token()}"
         # What waits for messages keeps no thread from what is done with them.
-        self._receiving, self._aside = Calls("wal3-feed", _RECEIVING_MAX), Calls("wal3-feed-aside", _ASIDE_MAX)
+        self._receiving, self._async = Calls("wal3-feed", _RECEIVING_MAX), Calls("wal3-feed-aside", _ASIDE_MAX)
 
     @classmethod
     @checked(
@@ -325,66 +324,41 @@ class FeedSubscription:
         """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
         self._looking.close()
         self._runtime.publish(self._acks)
-        for calls in (self._receiving, self._aside):
+        for calls in (self._receiving, self._async):
             calls.close()
         self._saver.close()
 
     @checked(item=_an_item)
     async def acknowledge_async(self, item: Item) -> None:
         """Await ``acknowledge``."""
-        await self._aside.made(partial(self.acknowledge, item))
+        await self._async.made(partial(self.acknowledge, item))
 
     @checked(item=_an_item, delay_s=seconds)
     async def nak_async(self, item: Item, delay_s: float = 0.0) -> bool:
         """Await ``nak``."""
-        return await self._aside.made(partial(self.nak, item, delay_s))
+        return await self._async.made(partial(self.nak, item, delay_s))
 
     @checked(item=_an_item)
     async def in_progress_async(self, item: Item) -> bool:
         """Await ``in_progress``."""
-        return await self._aside.made(partial(self.in_progress, item))
+        return await self._async.made(partial(self.in_progress, item))
 
     async def dead_letters_async(self) -> list[Delivery | Gap]:
         """Await ``dead_letters``."""
-        return await self._aside.made(self.dead_letters)
+        return await self._async.made(self.dead_letters)
 
     @checked(item=instance_of(Delivery))
     async def redeliver_async(self, item: Delivery) -> None:
         """Await ``redeliver``."""
-        await self._aside.made(partial(self.redeliver, item))
+        await self._async.made(partial(self.redeliver, item))
 
     async def info_async(self) -> SubscriptionInfo:
         """Await ``info``."""
-        return await self._aside.made(self.info)
+        return await self._async.made(self.info)
 
     async def save_async(self) -> None:
         """Await ``save``."""
-        await self._aside.made(self.save)
-
-    async def close_async(self) -> None:
-        """Await ``close``."""
-        await self._aside.made(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except LogError as failure:
-            if error is None:
-                raise
-            error.add_note(f"{type(failure).__name__}: {failure}")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._aside.made(partial(self.__exit__, kind, error, trace))
+        await self._async.made(self.save)
 
 
 class _Reading:

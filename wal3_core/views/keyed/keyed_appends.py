@@ -22,10 +22,10 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
-from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
-from wal3_core.log.write.writer import LogWriter, submit_told
+from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.history import History
 from wal3_core.model.record import Message
@@ -205,7 +205,7 @@ class ConditionalAppend:
             self._is_submitted = True
         tell = partial(self._ended, tries_left - 1)
         timeout_s = None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
-        submit_told(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
+        submit_columns(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
 
     def _end(self) -> int:
         """Return the end of the log up to which each key's last record is the expected one."""
@@ -266,7 +266,7 @@ _CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
 
-class KeyedAppends(Closing):
+class KeyedAppends(AsyncClosing):
     """The appends of a keyed log, by a writer that the first one opens."""
 
     def __init__(self, store: ObjectStore, log: str, *, options: KeyedOptions, runtime: Runtime) -> None:

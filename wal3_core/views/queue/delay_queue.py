@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
-from wal3_core.log.read.following import Calls, Closing, awaited
+from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _CALLS_MAX = 32
 
 
-class DelayQueue(Closing):
+class DelayQueue(AsyncClosing):
     """A queue and its one broker, which is this object. Safe to share between threads; a context manager.
 
     Each call returns when its effect is durable. To open a queue takes it from the broker before, whose calls raise
