@@ -105,7 +105,7 @@ COMPACTION_MUTANTS = (
         "a writer refuses records without keys by whatever manifest it knows",
         "CommitResultHandler._knows_keyed",
         "_.seen_s >= _",
-        "entry is not None",
+        "append is not None",
     ),
 )
 

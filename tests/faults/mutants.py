@@ -164,20 +164,20 @@ MUTANTS = (
         "memory of finished appends is not released",
         "AckQueue._release",
         "self.bytes_released += _",
-        "self.bytes_released += 0 * sum(entry.bytes_held for entry in entries)",
+        "self.bytes_released += 0 * sum(append.columns.bytes_held for append in appends)",
     ),
     Mutation("a timer that has fired is not set again", "WriteLoop._on_timer", "self._timer = None"),
     Mutation(
         "an ordered writer appends records behind a failed upload",
         "HaltState.stop",
         "self.ordered and self.failure is None",
-        "self.ordered and self.failure is None and undetermined is not None",
+        "self.ordered and self.failure is None and undetermined",
     ),
     Mutation(
         "an ordered writer appends records behind an unknown outcome",
         "HaltState.stop",
         "self.ordered and self.failure is None",
-        "self.ordered and self.failure is None and undetermined is None",
+        "self.ordered and self.failure is None and not undetermined",
     ),
     Mutation(
         "an unknown outcome is taken for not durable when the writer is resumed",
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutation(
         "a condition is refused by the writer's own guess of the end",
         "CommitResultHandler.refuse_unmet",
-        "_1 and not self._flights and _.seen_s >= _",
+        "_1 and not self._in_flight and _.seen_s >= _",
         "_1",
     ),
     Mutation(
@@ -206,8 +206,8 @@ MUTANTS = (
     Mutation(
         "an append refused for lack of memory is appended all the same",
         "Admission.drop_withdrawn",
-        "entry.withdrawn",
-        "entry.withdrawn and entry.admitted is None",
+        "append.withdrawn",
+        "append.withdrawn and append.admitted is None",
     ),
     Mutation(
         "a cursor is moved without comparing its version",

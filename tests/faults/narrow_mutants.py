@@ -58,7 +58,7 @@ CRASH_MUTANTS = (
 NARROW_MUTANTS = (
     Mutation(
         "an outcome is reported although the CAS may still be applied",
-        "OutcomeLookup._ask",
+        "determined",
         "not isinstance(_, Installed)",
         "verdict is None",
     ),

@@ -173,7 +173,7 @@ def survives(kind: str, number: int) -> bool:
             store.hold()
             submitted.append(writer.submit(b"interrupted"))
             # Only then does the flush wake a worker.
-            while writer._pipeline._loop.waker.asked:
+            while writer._loop.waker.asked:
                 time.sleep(0.0001)
         interrupted = Interrupter(number).interrupts(calls[kind])
         for future in submitted:

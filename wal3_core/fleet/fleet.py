@@ -17,15 +17,14 @@ from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
-from wal3_core.log.write.writer import LogWriter, num_offsets_held, outcome_of, submit_told
+from wal3_core.log.write.writer import LogWriter, num_offsets_held, result_of, submit_columns
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
-from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Closing, Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
-    from types import TracebackType
 
     from wal3_core.log.write.columns import Columns, Rows
     from wal3_core.model.position import LogPosition
@@ -72,7 +71,7 @@ def _check_written(log: object, what: str) -> str:
 _PROMPT_S = 5.0
 
 
-class Fleet:
+class Fleet(Closing):
     """Appends to any number of logs of one store.
 
     Safe to share between threads; close it, or use it as a context manager. An open log that is not written makes no
@@ -188,7 +187,7 @@ class Fleet:
             self._under_way.add(outcome)
             # Not by a callback: those of other appends may wait for this outcome.
             tell = partial(self._ended, use, columns, outcome)
-            submit_told(writer, columns, tell, expect_next=expect_next, timeout_s=self._logs.left_s(until_s))
+            submit_columns(writer, columns, tell, expect_next=expect_next, timeout_s=self._logs.left_s(until_s))
         except BaseException as error:
             # The caller never gets it, but ``flush`` may wait for it.
             self._pass_on(outcome, LogError(f"log {log}: the caller was interrupted"))
@@ -207,7 +206,7 @@ class Fleet:
             slot = next((slot for slot in self._logs if slot.log == log), None)
         if slot is None or not slot.opened.done() or slot.opened.exception() is not None:
             return self._runtime.wait(future)
-        return outcome_of(slot.opened.result(), future)
+        return result_of(slot.opened.result(), future)
 
     def _ended(self, use: Use, columns: Columns, outcome: Outcome[LogPosition], done: Future[LogPosition]) -> None:
         """Pass an outcome on once it is counted: a caller that knows it finds a log that is over opened again."""
@@ -294,16 +293,8 @@ class Fleet:
             with contextlib.suppress(LogError):
                 self._runtime.wait(outcome)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class HeldWriter:
+class HeldWriter(Closing):
     """One log's writer, kept open by its fleet until this is closed. Its limits are those of the fleet."""
 
     def __init__(self, fleet: Fleet, log: str, leave: Callable[[], None]) -> None:
@@ -321,11 +312,3 @@ class HeldWriter:
         """Let the fleet close the log for others; appends under way are not affected."""
         self._check_reentry()
         self._leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -15,14 +15,14 @@ from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import (
     Cache,
     CancellableOutcome,
+    NotifyingOutcome,
     Outcome,
-    TellingOutcome,
     callbacks_held,
     each_ahead,
     later,
     map_ahead,
 )
-from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
+from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -32,15 +32,16 @@ __all__ = [
     "AppendEnd",
     "Cache",
     "CancellableOutcome",
+    "Closing",
     "CommitEnd",
     "Conflict",
     "Lock",
+    "NotifyingOutcome",
     "Observer",
     "Outcome",
     "OwnThread",
     "RequestEnd",
     "Runtime",
-    "TellingOutcome",
     "ThreadRuntime",
     "Timer",
     "a_runtime",

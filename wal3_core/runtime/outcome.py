@@ -10,7 +10,6 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from concurrent.futures._base import FINISHED, PENDING
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-# In place of an outcome's condition, when it was set before one was made.
-_NEVER_MADE = threading.Condition()
 
 # As a Future of the standard library does: it logs there what a callback raises.
 _LOG = logging.getLogger("concurrent.futures")
@@ -60,12 +56,26 @@ class Outcome(Future[T]):
     _final: tuple[object, BaseException | None] | None = None
     _sleepers: Sequence[threading.Lock] = ()
     _calls: Sequence[Callable[[], object]] = ()
-    _made: threading.Condition | None = None
-    _announced = False
+    _is_listed = False
 
     def __init__(self) -> None:
         # Not that of the class above: it makes a lock and a condition, which takes longer than the rest of an append.
         pass
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Make what the class above keeps: the functions over several futures are the first to ask for it."""
+            made = vars(Future())
+            if name not in made:
+                raise AttributeError(name)
+            # Before it is looked whether it is set: the thread that sets it looks at this one then.
+            self._is_listed = True
+            for each, value in made.items():
+                self.__dict__.setdefault(each, value)
+            if self.done():
+                self._announce()
+            return self.__dict__[name]
 
     def cancel(self) -> bool:
         """Refuse: the work may already be on its way."""
@@ -115,11 +125,11 @@ class Outcome(Future[T]):
 
     def set_result(self, result: T) -> None:
         """Set it to a result; InvalidStateError if it has an outcome."""
-        self._settle((result, None))
+        self._set((result, None))
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Set it to an error; InvalidStateError if it has an outcome."""
-        self._settle((None, exception))
+        self._set((None, exception))
 
     def set_or_rouse(self: Outcome[None]) -> None:
         """Set it to None; if it is set, wake the threads that an interrupted one, which set it, has left asleep."""
@@ -131,14 +141,14 @@ class Outcome(Future[T]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {id(self):#x} {'done' if self.done() else 'running'}>"
 
-    def _settle(self, final: tuple[object, BaseException | None]) -> None:
+    def _set(self, final: tuple[object, BaseException | None]) -> None:
         # One call decides which of two threads sets it.
         if self.__dict__.setdefault("_final", final) is not final:
             raise InvalidStateError(f"{self!r}: expected an outcome that is set once")
         if self._sleepers:
             self._rouse()
-        if self.__dict__.setdefault("_made", _NEVER_MADE) is not _NEVER_MADE:
-            self._notify(final[1])
+        if self._is_listed:
+            self._announce()
         if self._calls:
             held = _HELD.get()
             if held is None:
@@ -152,32 +162,16 @@ class Outcome(Future[T]):
             with contextlib.suppress(RuntimeError):
                 sleeper.release()
 
-    # What the standard library's functions over several futures use of each.
-
-    @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]  # made when it is asked for
-        if self._made is None:
-            self.__dict__.setdefault("_made", threading.Condition())
-        if self._made is not _NEVER_MADE:
-            return cast("threading.Condition", self._made)
-        # It was set before, and notifies no thread any more; but callers lock and unlock one.
-        return cast("threading.Condition", self.__dict__.setdefault("_late", threading.Condition()))
-
-    @property
-    def _state(self) -> str:  # type: ignore[override]  # follows from the others
-        # Where there is a condition, it changes under that, together with the waiters.
-        return FINISHED if self._made is _NEVER_MADE or self._announced else PENDING
-
-    @property
-    def _waiters(self) -> list[Any]:  # type: ignore[override]  # made when it is asked for
-        return self._own("_waiting")
-
-    def _notify(self, error: BaseException | None) -> None:
-        with self._condition:
-            self._announced = True
-            for waiter in self._waiters:
-                (waiter.add_result if error is None else waiter.add_exception)(self)
-            self._condition.notify_all()
+    def _announce(self) -> None:
+        """Set it for the standard library's functions over several futures."""
+        assert self._final is not None
+        result, error = self._final
+        # The thread that lists it and the one that sets it may both come here.
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                super().set_result(cast("T", result))
+            else:
+                super().set_exception(error)
 
     def _own(self, name: str) -> list[Any]:
         """Return a list of this outcome's, made at the first call."""
@@ -217,19 +211,19 @@ class Outcome(Future[T]):
                 sleepers.remove(sleeper)
 
 
-class TellingOutcome(Outcome[T]):
-    """An outcome that tells the library: it calls a function in the thread that sets it, also where callbacks are held.
+class NotifyingOutcome(Outcome[T]):
+    """An outcome that calls a function of the library in the thread that sets it, also where callbacks are held.
 
-    What the library does by that waits for no callback of a caller's. The function waits for nothing, and calls no
+    So what the library does then waits for no callback of a caller's. The function waits for nothing, and calls no
     caller's code but by setting other outcomes.
     """
 
-    def __init__(self, tell: Callable[[Future[T]], object]) -> None:
-        self._tell = tell
+    def __init__(self, on_done: Callable[[Future[T]], object]) -> None:
+        self._on_done = on_done
 
-    def _settle(self, final: tuple[object, BaseException | None]) -> None:
-        super()._settle(final)
-        self._tell(self)
+    def _set(self, final: tuple[object, BaseException | None]) -> None:
+        super()._set(final)
+        self._on_done(self)
 
 
 class CancellableOutcome(Outcome[T]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from wal3_core.arguments import with_methods
-from wal3_core.errors import InvalidRequestError
+from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
@@ -122,6 +122,30 @@ class Runtime(Protocol):
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic is published after version ``seen``, or for ``timeout_s``; return its version."""
         ...
+
+
+class Closing:
+    """An object that the end of a ``with`` block closes.
+
+    If the block raised an error, a LogError of ``close`` is added to that as a note.
+    """
+
+    def close(self) -> None:
+        """End what the object does."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except LogError as failure:
+            if error is None:
+                raise
+            error.add_note(f"{type(failure).__name__}: {failure}")
 
 
 # The end of the year 9999, which is also the last time that can be shown as a date.

@@ -20,20 +20,19 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.errors import ClosedError
 from wal3_core.runtime.loggers import STORE
 from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
-from wal3_core.runtime.port import Lock, OwnThread, Timer, reentered
+from wal3_core.runtime.port import Closing, Lock, OwnThread, Timer, reentered
 from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor, Future
-    from types import TracebackType
 
 
 class _Alarm:
@@ -142,7 +141,7 @@ class _OwnThread:
         self._thread.join()
 
 
-class ThreadRuntime:
+class ThreadRuntime(Closing):
     """The Runtime of a real process."""
 
     def __init__(self, *, workers_max: int = WORKERS_MAX, hung_s_max: float = HUNG_S_MAX) -> None:
@@ -292,17 +291,9 @@ class ThreadRuntime:
             return
         for share in self._workers.close(self._hung_s_max):
             place = f"store {share.store}" + (f", log {share.log.rstrip('/')}" if share.log else "")
-            longest = WATCHED.watch.longest()
+            longest = WATCH.longest()
             text = "%s: a task has not ended for %.0f s, and is left under way: what it sent may still be applied%s"
             STORE.error(text, place, self._hung_s_max, f" ({longest})" if longest else "")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _shared_lock = threading.Lock()
@@ -348,6 +339,11 @@ class Watch:
     """Calls under way. Its state changes by single steps, without a lock: any thread may be interrupted anywhere."""
 
     def __init__(self) -> None:
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """Begin without calls, as in a forked child: the thread and the calls are its parent's."""
         self._calls: dict[_Call, None] = {}
         # Taken while the thread runs.
         self._running = _thread.allocate_lock()
@@ -397,18 +393,8 @@ class Watch:
             self._begin()
 
 
-class Watched:
-    """The process's one watch; a fork gets another one, as the thread and the calls are its parent's."""
-
-    def __init__(self) -> None:
-        self.watch = Watch()
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        self.watch = Watch()
-
-
-WATCHED = Watched()
+# The calls of the process that go through the library's stores.
+WATCH = Watch()
 
 
 def watch_signal(number: int, patience_s: float, is_late: Callable[[], bool], act: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.runtime.loggers import STORE, WAITING
 from wal3_core.runtime.observer import RequestEnd
-from wal3_core.runtime.threads import LATE_S, WATCHED
+from wal3_core.runtime.threads import LATE_S, WATCH
 from wal3_core.storage.object_store import WRITES, Refused, StoreWrapper, Unknown
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class InstrumentedStore(StoreWrapper):
         """Call the store; report it as waiting while it does not answer."""
         began_s = self._runtime.monotonic_s()
         try:
-            with WATCHED.watch.over(
+            with WATCH.over(
                 lambda: self._outages_seen.lasts(kind, path, began_s),
                 lambda: f"store {self._name}: {_verb(kind)} {path}",
             ):

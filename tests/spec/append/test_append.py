@@ -210,7 +210,7 @@ def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_stor
     big, small = b"b" * 8 * KIB, b"s"
     with LogWriter.open(store, "a", options=WriterOptions(bytes_held_max=12 * KIB)) as writer:
         writer.submit(b"first" * 600)
-        waiting = writer._pipeline._loop.admission
+        waiting = writer._loop.admission
         wait_until(lambda: not waiting)
         threads = []
         for number, body in enumerate((big, small, big, small), start=1):

@@ -25,11 +25,11 @@ from wal3_core.errors import (
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.fleet.outcomes import ends_writer
 from wal3_core.log.write.columns import check_records
-from wal3_core.log.write.writer import LogWriter, submit_told
+from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import DIRTY, check_log_name
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Closing, Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.workers import Share
@@ -37,7 +37,6 @@ from wal3_core.workers import Share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
-    from types import TracebackType
 
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
@@ -65,7 +64,7 @@ class _Lane:
     batch: _Batch = field(default_factory=list)
 
 
-class DirtyLog:
+class DirtyLog(Closing):
     """Marks the logs that a server writes. Safe to share between threads; close it, or use it as a context manager.
 
     One for each server process. Pass it as ``marks`` to the writers that the process opens, and close it after them.
@@ -167,14 +166,6 @@ class DirtyLog:
         for lane in self._lanes:
             lane.writer.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ------------------------------------------------------------------ batches
 
     def _go_on(self) -> None:
@@ -241,7 +232,7 @@ class DirtyLog:
         try:
             columns = check_records([marker.to_message() for marker, _ in batch], lane.writer.options)
             # Not blocking: the worker that runs this may be needed to make room.
-            submit_told(lane.writer, columns, partial(self._sent, lane, batch), timeout_s=0)
+            submit_columns(lane.writer, columns, partial(self._sent, lane, batch), timeout_s=0)
         except BaseException as error:
             self._end(lane, batch, error)
             if not isinstance(error, LogError):

@@ -17,6 +17,7 @@ from wal3_core.log.read.history import History
 from wal3_core.log.read.scan import begun, floor_of
 from wal3_core.model.manifest import BEING_DESTROYED, UNDO
 from wal3_core.model.position import AtTime
+from wal3_core.runtime import Closing
 from wal3_core.storage.retrying import longer_s
 
 if TYPE_CHECKING:
@@ -306,26 +307,14 @@ async def in_thread(following: Following) -> AsyncGenerator[Record, None]:
         calls.close()
 
 
-class Closing:
-    """An object that the end of a ``with`` or an ``async with`` closes."""
+class AsyncClosing(Closing):
+    """An object that the end of an ``async with`` block closes, too."""
 
     _async: Calls
-
-    def close(self) -> None:
-        """End what the object does."""
-        raise NotImplementedError
 
     async def close_async(self) -> None:
         """Await ``close``."""
         await self._async.made(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -333,7 +322,7 @@ class Closing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close_async()
+        await self._async.made(partial(self.__exit__, kind, error, trace))
 
 
 class _HasCalls(Protocol):

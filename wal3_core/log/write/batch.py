@@ -43,7 +43,7 @@ def check_expected(offset: int | None) -> int | None:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Append:
     """One append: its records stay together. ``reseals`` counts the places it lost to other writers.
 
     ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` counts what the
@@ -65,11 +65,6 @@ class Entry:
     reseals: int = 0
     rebases: int = 0
 
-    @property
-    def keyless(self) -> bool:
-        """Whether a keyed log does not take it."""
-        return self.columns.keyless
-
     def may_land_at(self, offset: int) -> bool:
         """Whether the caller wants the records there."""
         return self.expect_next is None or self.expect_next == offset
@@ -80,83 +75,76 @@ class BatchQueue:
 
     def __init__(self, options: WriterOptions) -> None:
         self._options = options
-        self._entries: deque[Entry] = deque()
+        self._appends: deque[Append] = deque()
         self._num_bytes = 0
         self._num_records = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+        return len(self._appends)
 
     @property
-    def oldest(self) -> Entry:
+    def oldest(self) -> Append:
         """The first one."""
-        return self._entries[0]
+        return self._appends[0]
 
     @property
     def full(self) -> bool:
         """Whether a whole batch waits."""
         return self._num_bytes >= self._options.batch_bytes_max or self._num_records >= self._options.batch_records_max
 
-    def add(self, entry: Entry) -> None:
+    def add(self, append: Append) -> None:
         """Queue an append behind the others."""
-        self._entries.append(entry)
-        self._count(entry, 1)
+        self._appends.append(append)
+        self._count(append, 1)
 
-    def put_back(self, entries: Iterable[Entry]) -> None:
+    def put_back(self, appends: Iterable[Append]) -> None:
         """Queue appends that were taken before, in their order, ahead of the others."""
-        for entry in reversed(list(entries)):
-            self._entries.appendleft(entry)
-            self._count(entry, 1)
+        for append in reversed(list(appends)):
+            self._appends.appendleft(append)
+            self._count(append, 1)
 
-    def take(self, offset: int, *, keyed: bool) -> list[Entry]:
+    def take(self, offset: int, *, keyed: bool) -> list[Append]:
         """Take the appends of a batch that begins there: at least one, then as many as limits and conditions allow.
 
         Where the log is ``keyed``, it ends before one with a record without a key.
         """
-        taken: list[Entry] = []
-        waiting, bytes_max, records_max = self._entries, self._options.batch_bytes_max, self._options.batch_records_max
+        taken: list[Append] = []
+        waiting, bytes_max, records_max = self._appends, self._options.batch_bytes_max, self._options.batch_records_max
         num_bytes = num_records = 0
         while waiting:
-            entry = waiting[0]
-            columns = entry.columns
+            append = waiting[0]
+            columns = append.columns
             over = num_bytes + columns.num_bytes > bytes_max or num_records + columns.num_records > records_max
-            if taken and (over or not entry.may_land_at(offset + num_records) or (keyed and columns.keyless)):
+            if taken and (over or not append.may_land_at(offset + num_records) or (keyed and columns.keyless)):
                 break
             taken.append(waiting.popleft())
-            entry.doubted = False
+            append.doubted = False
             num_bytes += columns.num_bytes
             num_records += columns.num_records
         self._num_bytes -= num_bytes
         self._num_records -= num_records
         return taken
 
-    def pop(self) -> Entry:
+    def pop(self) -> Append:
         """Take the first one."""
-        entry = self._entries.popleft()
-        self._count(entry, -1)
-        return entry
+        append = self._appends.popleft()
+        self._count(append, -1)
+        return append
 
-    def take_all(self) -> list[Entry]:
+    def take_all(self) -> list[Append]:
         """Take everything."""
-        taken = list(self._entries)
-        self._entries.clear()
+        taken = list(self._appends)
+        self._appends.clear()
         self._num_bytes = self._num_records = 0
         return taken
 
-    def entries(self) -> deque[Entry]:
-        """Return the appends that wait."""
-        return self._entries
-
     def futures(self) -> list[Future[LogPosition]]:
         """Return the futures of the appends that wait."""
-        return [entry.future for entry in self._entries]
+        return [append.future for append in self._appends]
 
-    def _count(self, entry: Entry, sign: int) -> None:
-        self._num_bytes += sign * entry.columns.num_bytes
-        self._num_records += sign * entry.columns.num_records
+    def _count(self, append: Append, sign: int) -> None:
+        self._num_bytes += sign * append.columns.num_bytes
+        self._num_records += sign * append.columns.num_records
 
 
 class Admission:
@@ -166,7 +154,7 @@ class Admission:
         self._url = url
         self._bytes_held_max = bytes_held_max
         self._outcomes = outcomes
-        self._inbox: deque[Entry] = deque()
+        self._inbox: deque[Append] = deque()
         # In bytes since the writer was opened: moved from the inbox into the queue.
         self._bytes_admitted = 0
         self._any_withdrawn = False
@@ -175,7 +163,7 @@ class Admission:
         return len(self._inbox)
 
     @property
-    def oldest(self) -> Entry:
+    def oldest(self) -> Append:
         """The first append in the inbox."""
         return self._inbox[0]
 
@@ -191,39 +179,39 @@ class Admission:
 
     def futures(self) -> list[Future[LogPosition]]:
         """Return the futures of the appends in the inbox."""
-        return [entry.future for entry in self._inbox]
+        return [append.future for append in self._inbox]
 
-    def accept(self, entry: Entry, *, may_wait: bool) -> None:
+    def accept(self, append: Append, *, may_wait: bool) -> None:
         """Put an append into the inbox; OverloadedError when there is no room and its caller must not wait for it.
 
-        When the caller has to wait, ``entry.admitted`` is set.
+        When the caller has to wait, ``append.admitted`` is set.
         """
         accepted = self.bytes_accepted
-        if not self._fits(entry, accepted - self._outcomes.bytes_released):
+        if not self._fits(append, accepted - self._outcomes.bytes_released):
             if not may_wait:
                 raise self.overloaded()
-            entry.admitted = Outcome()
-        entry.bytes_accepted = accepted + entry.columns.bytes_held
+            append.admitted = Outcome()
+        append.bytes_accepted = accepted + append.columns.bytes_held
         # The caller may be interrupted anywhere: this one call is what accepts the append.
-        self._inbox.append(entry)
+        self._inbox.append(append)
 
-    def withdraw(self, entry: Entry) -> None:
+    def withdraw(self, append: Append) -> None:
         """Mark an append as ``withdrawn`` if it is still in the inbox: its caller has given up."""
         # First: a caller may be interrupted anywhere.
         self._any_withdrawn = True
-        entry.withdrawn = entry in self._inbox
+        append.withdrawn = append in self._inbox
 
     def move_into(self, queue: BatchQueue, *, all_of_it: bool) -> None:
         """Move the appends that there is room for into the queue, or the whole inbox."""
         inbox, released = self._inbox, self._outcomes.bytes_released
         while inbox:
-            entry = inbox[0]
-            if not all_of_it and not self._fits(entry, self._bytes_admitted - released):
+            append = inbox[0]
+            if not all_of_it and not self._fits(append, self._bytes_admitted - released):
                 return
-            self._bytes_admitted = entry.bytes_accepted
+            self._bytes_admitted = append.bytes_accepted
             queue.add(inbox.popleft())
-            if entry.admitted is not None:
-                self._outcomes.admit(entry.admitted)
+            if append.admitted is not None:
+                self._outcomes.admit(append.admitted)
 
     def drop_withdrawn(self) -> None:
         """Fail the appends whose callers gave up waiting for room."""
@@ -231,12 +219,12 @@ class Admission:
             return
         dropped = 0
         # Those behind it are renumbered.
-        for entry in list(self._inbox):
-            entry.bytes_accepted -= dropped
-            if entry.withdrawn:
-                self._inbox.remove(entry)
-                dropped += entry.columns.bytes_held
-                self._outcomes.withdraw(entry, self.overloaded())
+        for append in list(self._inbox):
+            append.bytes_accepted -= dropped
+            if append.withdrawn:
+                self._inbox.remove(append)
+                dropped += append.columns.bytes_held
+                self._outcomes.withdraw(append, self.overloaded())
         self._any_withdrawn = False
 
     def overloaded(self) -> OverloadedError:
@@ -246,6 +234,6 @@ class Admission:
             f" found {self.bytes_held} that wait to become durable: the append was not begun"
         )
 
-    def _fits(self, entry: Entry, bytes_held: int) -> bool:
+    def _fits(self, append: Append, bytes_held: int) -> bool:
         # A writer that holds nothing accepts an append of any size.
-        return not bytes_held or bytes_held + entry.columns.bytes_held <= self._bytes_held_max
+        return not bytes_held or bytes_held + append.columns.bytes_held <= self._bytes_held_max

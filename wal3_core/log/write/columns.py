@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Values: TypeAlias = Sequence[bytes | None] | pa.BinaryArray
     # What a caller appends as a table.
     Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
-    _Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
     _Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
@@ -194,12 +194,13 @@ def check_table(table: Rows, options: WriterOptions) -> Columns:
         raise no_records()
     # One more than fits: how many bytes there are in the others does not matter.
     part = whole.slice(0, options.batch_records_max + 1)
-    sizes = {name: _lengths_of(name, part[name]) for name in names}
-    of_each: _Lengths = np.sum(list(sizes.values()), axis=0)
+    sizes = {name: lengths_of(name, part[name]) for name in names}
+    of_each: Lengths = np.sum(list(sizes.values()), axis=0)
     # Before anything is copied: values of a dictionary, or views, may expand to any size.
     check_together(int(of_each.sum()), whole.num_rows, options)
     arrays = {name: _copy(name, part[name]) for name in names}
-    _check_each(sizes, of_each > options.record_bytes_max, arrays, options)
+    missing = {name: array.is_null().to_numpy(zero_copy_only=False) for name, array in arrays.items()}
+    check_each("append: record", sizes, missing, options.record_bytes_max)
     keys = arrays.get("key")
     if keys is not None and keys.null_count == len(keys):
         keys = None
@@ -230,7 +231,7 @@ def _whole(table: Rows, options: WriterOptions) -> pa.Table:
     return pa.Table.from_batches(batches, schema=table.schema)
 
 
-def _lengths_of(name: str, column: pa.ChunkedArray) -> _Lengths:
+def lengths_of(name: str, column: pa.ChunkedArray) -> Lengths:
     """Return the length of each value in bytes; 0 for a null."""
     try:
         # It may come from another program, or through a C interface.
@@ -240,13 +241,13 @@ def _lengths_of(name: str, column: pa.ChunkedArray) -> _Lengths:
         raise _unusable(name, error) from error
 
 
-def _lengths(values: pa.Array) -> _Lengths:
+def _lengths(values: pa.Array) -> Lengths:
     if pa.types.is_dictionary(values.type):
         # Behind the values, the length of a null.
         lengths = np.append(_lengths(values.dictionary), 0)
         # As wide as it takes: a type of few bits may have no number left for the length of a null.
         places = values.indices.cast(pa.int64()).fill_null(len(values.dictionary))
-        found: _Lengths = lengths[places.to_numpy(zero_copy_only=False)]
+        found: Lengths = lengths[places.to_numpy(zero_copy_only=False)]
         return found
     if pa.types.is_null(values.type):
         return np.zeros(len(values), dtype=np.int64)
@@ -254,7 +255,7 @@ def _lengths(values: pa.Array) -> _Lengths:
         views = np.frombuffer(values.buffers()[1], dtype=np.int32).reshape(-1, _VIEW_BYTES // 4)
         lengths = views[values.offset : values.offset + len(values), 0].astype(np.int64)
         return np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    counted: _Lengths = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counted: Lengths = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return counted
 
 
@@ -280,18 +281,16 @@ def _unusable(name: str, error: BaseException) -> InvalidRequestError:
     return InvalidRequestError(f"append: column {name}: expected an array that can be read, found: {error}")
 
 
-def _check_each(
-    sizes: dict[str, _Lengths], too_large: _Flags, arrays: dict[str, pa.BinaryArray], options: WriterOptions
-) -> None:
-    """Refuse the first row that cannot be a record."""
-    missing = {name: array.is_null().to_numpy(zero_copy_only=False) for name, array in arrays.items()}
+def check_each(what: str, sizes: dict[str, Lengths], missing: dict[str, _Flags], record_bytes_max: int) -> None:
+    """Refuse the first row that cannot be a record, by the bytes in each column and where that has a null."""
+    too_large = np.sum(list(sizes.values()), axis=0) > record_bytes_max
     wrong = too_large | np.logical_and.reduce(list(missing.values()))
     if not wrong.any():
         return
     row = int(wrong.argmax())
     key, body = (None if name not in sizes or missing[name][row] else int(sizes[name][row]) for name in ("key", "body"))
     try:
-        check_sizes(key, body, record_bytes_max=options.record_bytes_max)
+        check_sizes(key, body, record_bytes_max=record_bytes_max)
     except InvalidRequestError as error:
-        text = f"append: record {row} of {len(wrong)}: {error}"
+        text = f"{what} {row} of {len(wrong)}: {error}"
         raise InvalidRequestError(text) from error

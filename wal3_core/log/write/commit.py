@@ -73,14 +73,6 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Displacement:
-    """Why fragments cannot be committed under their names; ``contended`` when another writer is the reason."""
-
-    cause: str
-    contended: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Undetermined:
     """It is unknown whether the fragments are durable, or will be."""
 
@@ -99,7 +91,6 @@ class _Moved:
 
 
 CommitResult = Committed | Displaced | SealedOut | Failed | Undetermined
-Final = Committed | Displaced | SealedOut | Undetermined
 
 
 class Committer:
@@ -142,10 +133,12 @@ class Committer:
         view, whichever that is.
         """
         ambiguous, view = False, base.manifest.view if copies else self._options.view
-        for rebases in range(self._options.rebases_max):
-            verdict = judge(base.manifest, term, fragments, keyless=keyless, view=view)
+        for rebases in range(self._options.rebases_max + 1):
+            verdict = judge(base, term, fragments, keyless=keyless, view=view)
             if verdict is not None:
                 return self._final(verdict, base, fragments[0], ambiguous=ambiguous)
+            if rebases == self._options.rebases_max:
+                break
             if rebases:
                 self._meter.rebased()
             result = self._commit_onto(base, term, fragments, until_s)
@@ -153,21 +146,18 @@ class Committer:
                 return result
             # Without a pause, in which the manifest just loaded would become outdated.
             base, ambiguous = result.base, ambiguous or result.ambiguous
-        last = judge(base.manifest, term, fragments, keyless=keyless, view=view)
-        if last is not None:
-            return self._final(last, base, fragments[0], ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
 
     def _final(
-        self, verdict: Durability | Displacement, base: Installed, first: FragmentPointer, *, ambiguous: bool
-    ) -> Final:
+        self, verdict: Durability | Displaced, base: Installed, first: FragmentPointer, *, ambiguous: bool
+    ) -> CommitResult:
         match verdict:
             case Durability.DURABLE:
                 return Committed(base)
             case Durability.NOT_DURABLE:
                 return SealedOut(base)
-            case Displacement(cause, contended):
-                return Displaced(base, cause, contended)
+            case Displaced():
+                return verdict
         # An idle writer's first CAS is refused in this way, too.
         found = self._search(base.manifest, first) if ambiguous else Durability.NOT_DURABLE
         match found:
@@ -257,34 +247,33 @@ def hopeless(found: BaseException | None) -> bool:
 
 
 def judge(
-    manifest: Manifest,
+    base: Installed,
     term: WriterTerm,
     fragments: Sequence[FragmentPointer],
     *,
-    keyless: bool = False,
-    view: View | None = None,
-) -> Durability | Displacement | None:
+    keyless: bool,
+    view: View | None,
+) -> Durability | Displaced | None:
     """Say what a manifest means for fragments that wait for their commit.
 
     DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
-    old to tell. A Displacement: they cannot be committed under their names. None: they can be.
+    old to tell. Displaced: they cannot be committed under their names. None: they can be.
     """
-    entry, first = term.epoch, fragments[0]
-    durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
+    manifest, first = base.manifest, fragments[0]
+    durability = manifest.durability(term.epoch.epoch, term.epoch.token, first.seq_no)
     if durability is not Durability.NOT_DURABLE:
         return durability
     if manifest.seal is not None:
         return Durability.NOT_DURABLE
-    following = manifest.next
-    if (following.seq_no, following.position.offset) != (first.seq_no, first.start.offset):
-        return Displacement(f"another writer went on from fragment {first.seq_no}", contended=True)
+    if (manifest.next.seq_no, manifest.next.position.offset) != (first.seq_no, first.start.offset):
+        return Displaced(base, f"another writer went on from fragment {first.seq_no}", contended=True)
     if manifest.fence != term.fence:
         cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
-        return Displacement(cause, contended=False)
+        return Displaced(base, cause, contended=False)
     refused = "" if manifest.is_of(view) else f"the log takes appends of the view {manifest.view} alone"
     if manifest.keyed and keyless:
         refused = "a record in the same commit has no key, and the log is keyed"
-    return Displacement(refused, contended=False) if refused else None
+    return Displaced(base, refused, contended=False) if refused else None
 
 
 def searched(manifest: Manifest, ours: FragmentPointer, load: Callable[[SnapshotPointer], Snapshot]) -> Durability:

@@ -39,12 +39,12 @@ from wal3_core.log.write.commit import (
     hopeless,
     searched,
 )
+from wal3_core.log.write.in_flight import view_required
 from wal3_core.log.write.pacing import WriterFairness
-from wal3_core.log.write.staged.staging import view_required
 from wal3_core.model.manifest import Durability
 from wal3_core.model.position import LogPosition
 from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.retrying import delivery_s_of, until_answered
+from wal3_core.storage.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wal3_core.errors import LogError, UnmarkedError
-    from wal3_core.log.write.batch import BatchQueue, Entry
+    from wal3_core.log.write.batch import Append, BatchQueue
     from wal3_core.log.write.in_flight import InFlightFragment, WritePosition
     from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.stats import Meter, Report
     from wal3_core.model.manifest import Seal
-    from wal3_core.options import RetryOptions, WriterOptions
+    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Outcome, Runtime
     from wal3_core.storage.documents.manifest_store import ManifestStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -69,68 +69,49 @@ _KEYED_KNOWN_S = 1.0
 _ACCEPTED_S = attrgetter("accepted_s")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriterState:
-    """What a pipeline has under way: appends that wait, fragments in flight in order, and where the next one goes."""
+    """What a writer has under way: appends that wait, fragments in flight in order, and where the next one goes."""
 
     queue: BatchQueue
-    flights: deque[InFlightFragment]
-    tail: WritePosition
+    in_flight: deque[InFlightFragment]
+    position: WritePosition
     meter: Meter
     report: Report
     marking: Marking
+    halt: HaltState
 
 
 class CommitResultHandler:
-    """Decides what becomes of appends; shares the pipeline's state and its lock."""
+    """Decides what becomes of appends; shares the write loop's state and its lock."""
 
-    def __init__(
-        self,
-        url: str,
-        runtime: Runtime,
-        options: WriterOptions,
-        underway: WriterState,
-        *,
-        ordered: bool,
-    ) -> None:
+    def __init__(self, url: str, runtime: Runtime, options: WriterOptions, state: WriterState) -> None:
         self._url = url
         self._runtime = runtime
         self._options = options
-        self._queue, self._flights = underway.queue, underway.flights
-        self._tail, self._meter = underway.tail, underway.meter
+        self._queue, self._in_flight, self._position = state.queue, state.in_flight, state.position
+        self._meter, self._halt = state.meter, state.halt
         self._delivery_timeout_s = delivery_s_of(options, url)
-        self.outcomes = AckQueue(underway.report, underway.marking)
-        self.halt = HaltState(url, ordered=ordered)
-        self.turns = WriterFairness(self._tail.tag, options, self._meter, runtime)
+        self.acks = AckQueue(state.report, state.marking)
+        self.fairness = WriterFairness(state.position.tag, options, state.meter, runtime)
 
-    def until_s(self, entries: Iterable[Entry]) -> float:
+    def until_s(self, appends: Iterable[Append]) -> float:
         """When the oldest of some appends must have its outcome, by the monotonic clock."""
-        oldest_s: float = min(map(_ACCEPTED_S, entries))
+        oldest_s: float = min(map(_ACCEPTED_S, appends))
         return oldest_s + self._delivery_timeout_s
 
     def refusal(self) -> NotDurableError | None:
         """Return why the writer accepts nothing; None when it does."""
-        return self._sealed(self._tail.seal) if self._tail.seal is not None else self.halt.refusal()
+        return self._sealed(self._position.seal) if self._position.seal is not None else self._halt.refusal()
 
-    @property
-    def next_offset(self) -> int | None:
-        """Where the log ends, as far as the writer knows."""
-        return self._tail.next_offset
-
-    @property
-    def num_offsets_held(self) -> int:
-        """How many offsets the log holds, as far as the writer knows; 0 while its state is unknown."""
-        base = self._tail.base
-        return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
-
-    def refusal_of(self, entry: Entry) -> KeyRequiredError | ViewRequiredError | None:
+    def refusal_of(self, append: Append) -> KeyRequiredError | ViewRequiredError | None:
         """Return why the log does not take an append that was just made; None when it does, or may by now."""
-        entry.doubted = self._tail.refuses(entry)
-        return self._refusal_of(entry) if entry.doubted and self._knows_keyed(entry) else None
+        append.doubted = self._position.refuses(append)
+        return self._refusal_of(append) if append.doubted and self._knows_keyed(append) else None
 
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
-        self.outcomes.give_up(self._queue.take_all(), refusal, self.halt.failure)
+        self.acks.give_up(self._queue.take_all(), refusal, self._halt.failure)
 
     def refuse_unmet(self) -> bool:
         """Fail appends at the head of the queue that the log does not take; whether there were any.
@@ -140,86 +121,88 @@ class CommitResultHandler:
         Decided only while nothing is in flight: an ordered writer that halts has the outcomes of all appends before.
         """
         before = len(self._queue)
-        while self._head_is_refused() and not self._flights and self._knows_keyed(self._queue.oldest):
-            entry = self._queue.pop()
+        while self._head_is_refused() and not self._in_flight and self._knows_keyed(self._queue.oldest):
+            append = self._queue.pop()
             # As if it had been refused at once, a doubted one counts as not submitted.
-            refuse = self.outcomes.give_up if entry.doubted else self._fail
-            refuse([entry], self._refusal_of(entry), None)
-        while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
-            entry = self._queue.pop()
-            message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
-            self._fail([entry], ConditionNotMetError(message, next_offset=self._tail.offset), None)
+            refuse = self.acks.give_up if append.doubted else self._fail
+            refuse([append], self._refusal_of(append), None)
+        while self._head_is_unmet() and not self._in_flight and self._position.seen_s >= self._queue.oldest.accepted_s:
+            append = self._queue.pop()
+            message = (
+                f"log {self._url}: expected {append.expect_next} as the next offset, found {self._position.offset}"
+            )
+            self._fail([append], ConditionNotMetError(message, next_offset=self._position.offset), None)
         return len(self._queue) < before
 
     def head_waits(self) -> bool:
         """Whether the head of the queue must wait: for what is in flight, or for the manifest to be loaded."""
-        return self._head_needs_manifest() or self.turns.waits(idle=not self._flights)
+        return self._head_needs_manifest() or self.fairness.waits(idle=not self._in_flight)
 
     def must_load(self) -> bool:
         """Whether it waits for the manifest, and it is time to load it; asked while nothing is in flight."""
-        return self._head_needs_manifest() or (self.turns.waits(idle=True) and self.turns.may_look())
+        return self._head_needs_manifest() or (self.fairness.waits(idle=True) and self.fairness.may_look())
 
     def _head_needs_manifest(self) -> bool:
-        return self._tail.base is None or self._head_is_refused() or self._head_is_unmet()
+        return self._position.base is None or self._head_is_refused() or self._head_is_unmet()
 
     def _head_is_refused(self) -> bool:
-        if not self._queue or self._tail.base is None or self.halt.failure is not None:
+        if not self._queue or self._position.base is None or self._halt.failure is not None:
             return False
-        return self._tail.refuses(self._queue.oldest)
+        return self._position.refuses(self._queue.oldest)
 
-    def _knows_keyed(self, entry: Entry) -> bool:
+    def _knows_keyed(self, append: Append) -> bool:
         """Whether it is known that the log took no such append when it was made, or just before."""
-        return self._tail.seen_s >= entry.accepted_s - _KEYED_KNOWN_S
+        return self._position.seen_s >= append.accepted_s - _KEYED_KNOWN_S
 
     def _head_is_unmet(self) -> bool:
-        if not self._queue or self._tail.base is None or self.halt.failure is not None:
+        if not self._queue or self._position.base is None or self._halt.failure is not None:
             return False
-        return not self._queue.oldest.may_land_at(self._tail.offset)
+        return not self._queue.oldest.may_land_at(self._position.offset)
 
     def resolve(self, result: CommitResult, ready: list[InFlightFragment], began_s: float) -> None:
         """Apply the result of a commit of the first fragments in flight."""
         match result:
             case Committed(base):
-                self._tail.go_on(base, began_s)
+                self._position.go_on(base, began_s)
                 self._meter.committed(len(ready))
-                self.turns.committed(base.manifest, began_s)
+                self.fairness.committed(base.manifest, began_s)
                 for flight in ready:
-                    self._flights.popleft()
-                    self.outcomes.acknowledge(flight)
-                    self.halt.acknowledged(flight)
-                if not self._flights:
+                    self._in_flight.popleft()
+                    self.acks.acknowledge(flight)
+                    self._halt.acknowledged(flight)
+                if not self._in_flight:
                     # Another writer may have appended behind them before this outcome was known.
-                    self._tail.confirm(base, began_s)
+                    self._position.confirm(base, began_s)
             case Displaced():
                 self._give_new_places(result, began_s)
             case SealedOut(base):
-                self._tail.begin_term(base, began_s)
+                self._position.begin_term(base, began_s)
                 assert base.manifest.seal is not None
-                self.outcomes.give_up(self._take_flights(), self._sealed(base.manifest.seal), None)
+                self.acks.give_up(self._take_flights(), self._sealed(base.manifest.seal), None)
             case Failed(cause, failure):
-                self._tail.base = None
+                self._position.base = None
                 error: AppendError = _not_durable(f"{self._what(ready[0])}: not committed: {cause}", failure)
                 # A store that refuses will refuse those behind, too.
-                failed = self._flights if hopeless(failure) else ready
+                failed = self._in_flight if hopeless(failure) else ready
                 self._fail_flights(list(failed), error, failure)
             case Undetermined(cause):
-                self._tail.base = None
+                self._position.base = None
                 error = UnknownDurabilityError(f"{self._what(ready[0])}: unknown whether it was committed: {cause}")
                 self._lose(ready, error)
 
     def drop_failed_head(self) -> None:
         """Fail the callers of a fragment that could not be uploaded; give those behind it new places."""
-        head, base = self._flights[0], self._tail.base
+        head, base = self._in_flight[0], self._position.base
         assert base is not None
         error = NotDurableError(f"{self._what(head)}: not uploaded: {head.error}")
-        seen_s = self._tail.seen_s
+        seen_s = self._position.seen_s
         self._fail_flights([head], error, head.error)
-        self._tail.begin_term(base, seen_s)
+        self._position.begin_term(base, seen_s)
 
     def loaded(self, base: Installed, began_s: float, until_s: float) -> None:
         """Go on with a manifest that was loaded at ``began_s`` or later, for appends that have time ``until_s``."""
-        self._tail.confirm(base, began_s)
-        self.turns.looked(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
+        self._position.confirm(base, began_s)
+        self.fairness.looked(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
 
     def give_up_loading(self, failure: BaseException) -> None:
         """Fail the appends that wait for a manifest that could not be loaded, or keep those that have time left."""
@@ -232,99 +215,99 @@ class CommitResultHandler:
         self, flights: Sequence[InFlightFragment], error: AppendError, cause: BaseException | None
     ) -> None:
         """Fail the first fragments in flight; appends with time left and those of later fragments are queued again."""
-        count = sum(len(flight.entries) for flight in flights)
-        entries = self._take_flights()
-        failed, kept = self._overdue(entries[:count], cause)
+        count = sum(len(flight.appends) for flight in flights)
+        appends = self._take_flights()
+        failed, kept = self._overdue(appends[:count], cause)
         self._fail(failed, error, cause)
-        self._put_back([*kept, *entries[count:]], str(cause))
+        self._put_back([*kept, *appends[count:]], str(cause))
 
-    def _overdue(self, entries: Sequence[Entry], cause: BaseException | None) -> tuple[list[Entry], list[Entry]]:
+    def _overdue(self, appends: Sequence[Append], cause: BaseException | None) -> tuple[list[Append], list[Append]]:
         """Divide appends into those that fail now and those that are tried again; all fail where that is useless.
 
         If none has timed out, the retry limit was reached first: then all fail.
         """
         due_s = self._runtime.monotonic_s() - self._delivery_timeout_s
-        late = [entry for entry in entries if entry.accepted_s <= due_s]
+        late = [append for append in appends if append.accepted_s <= due_s]
         if not late or hopeless(cause):
-            return list(entries), []
-        return late, [entry for entry in entries if entry.accepted_s > due_s]
+            return list(appends), []
+        return late, [append for append in appends if append.accepted_s > due_s]
 
     def _lose(self, ready: Sequence[InFlightFragment], error: AppendError) -> None:
         """Fail appends of unknown outcome. Those behind them were in no commit yet, so they get new places."""
-        lost = list(chain.from_iterable(flight.entries for flight in ready))
+        lost = list(chain.from_iterable(flight.appends for flight in ready))
         behind = self._take_flights()[len(lost) :]
-        self._fail(lost, error, None, UndeterminedCommit(tuple(ready)))
+        self._fail(lost, error, None, tuple(ready))
         self._put_back(behind, str(error))
 
-    def _put_back(self, entries: Sequence[Entry], cause: str) -> None:
+    def _put_back(self, appends: Sequence[Append], cause: str) -> None:
         """Queue appends for new places, ahead of the others; those that have had their last try fail."""
-        kept: list[Entry] = []
-        spent: list[Entry] = []
-        for entry in entries:
-            (kept if self._may_wait_anew(entry) else spent).append(entry)
+        kept: list[Append] = []
+        spent: list[Append] = []
+        for append in appends:
+            (kept if self._gets_new_place(append) else spent).append(append)
         self._queue.put_back(kept)
         text = f"log {self._url}: not in the log within its {self._delivery_timeout_s} s: {cause}"
         self._fail(spent, NotDurableError(text), None)
 
-    def _may_wait_anew(self, entry: Entry) -> bool:
+    def _gets_new_place(self, append: Append) -> bool:
         """Whether an append that lost its place gets another: until its time is over, and once after that."""
-        had_last_try = entry.last_try
-        entry.last_try = self.until_s([entry]) <= self._runtime.monotonic_s()
+        had_last_try = append.last_try
+        append.last_try = self.until_s([append]) <= self._runtime.monotonic_s()
         # A halted writer refuses it anyway, with the reason.
-        return not had_last_try or self.halt.failure is not None
+        return not had_last_try or self._halt.failure is not None
 
     def _give_new_places(self, displaced: Displaced, began_s: float) -> None:
-        kept: list[Entry] = []
-        for entry in self._take_flights():
+        kept: list[Append] = []
+        for append in self._take_flights():
             # Maintenance is not contention: it has its own bound, which only a defect reaches.
-            entry.reseals += displaced.contended
-            entry.rebases += not displaced.contended
+            append.reseals += displaced.contended
+            append.rebases += not displaced.contended
             # An append with a condition fails by it, or lands at its offset.
-            conditional = displaced.contended and entry.expect_next is not None
-            too_often = entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max
-            over = too_often or not self._may_wait_anew(entry)
-            if over and not conditional and self.halt.failure is None:
-                times = entry.reseals + entry.rebases
+            conditional = displaced.contended and append.expect_next is not None
+            too_often = append.reseals > self._options.reseals_max or append.rebases > self._options.rebases_max
+            over = too_often or not self._gets_new_place(append)
+            if over and not conditional and self._halt.failure is None:
+                times = append.reseals + append.rebases
                 text = f"log {self._url}: records lost their place {times} times: {displaced.cause}"
-                self._fail([entry], ContentionError(text), None)
+                self._fail([append], ContentionError(text), None)
             else:
-                kept.append(entry)
+                kept.append(append)
         self._meter.displaced(contended=displaced.contended)
         self._queue.put_back(kept)
         # If the clock is the cause, no manifest was loaded since: this one may be older than the commit.
-        seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
-        self._tail.begin_term(displaced.base, seen_s)
+        seen_s = self._position.seen_s if displaced.base is self._position.base else began_s
+        self._position.begin_term(displaced.base, seen_s)
         if displaced.contended:
-            self.turns.lost(displaced.base.manifest)
+            self.fairness.lost(displaced.base.manifest)
         else:
-            self.turns.pause()
+            self.fairness.pause()
 
     def _fail(
         self,
-        entries: Sequence[Entry],
+        appends: Sequence[Append],
         error: AppendError,
         cause: BaseException | None,
-        undetermined: UndeterminedCommit | None = None,
+        undetermined: Sequence[InFlightFragment] = (),
     ) -> None:
         """Fail appends; an ordered writer halts, and what is queued behind them is refused in the next step."""
-        if entries and self.halt.stop(copy.copy(error), undetermined):
-            self.outcomes.note(partial(self.outcomes.report.halted, error))
-        self.outcomes.give_up(entries, error, cause)
+        if appends and self._halt.stop(copy.copy(error), undetermined):
+            self.acks.note(partial(self.acks.report.halted, error))
+        self.acks.give_up(appends, error, cause)
 
-    def _take_flights(self) -> list[Entry]:
-        entries = [entry for flight in self._flights for entry in flight.entries]
-        self._flights.clear()
-        return entries
+    def _take_flights(self) -> list[Append]:
+        appends = [append for flight in self._in_flight for append in flight.appends]
+        self._in_flight.clear()
+        return appends
 
     def _sealed(self, seal: Seal) -> SealedError:
         successor = f"; it goes on in {seal.successor}" if seal.successor else ""
         message = f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}"
         return SealedError(message, successor=seal.successor or "")
 
-    def _refusal_of(self, entry: Entry) -> KeyRequiredError | ViewRequiredError:
-        if self._tail.other_view is not None:
-            return view_required(self._url, self._tail.other_view, self._options.view)
-        columns = entry.columns
+    def _refusal_of(self, append: Append) -> KeyRequiredError | ViewRequiredError:
+        if self._position.other_view is not None:
+            return view_required(self._url, self._position.other_view, self._options.view)
+        columns = append.columns
         record = f"record {columns.first_without_key} of {columns.num_records}"
         found = "expected a key, found none: the log is keyed, since its policy compacts it"
         return KeyRequiredError(f"log {self._url}: {record}: {found}")
@@ -355,13 +338,6 @@ class ResumeReport:
     determined: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UndeterminedCommit:
-    """Fragments whose commit went unanswered: all of them are in the log, or none."""
-
-    flights: Sequence[InFlightFragment]
-
-
 class HaltState:
     """Whether the writer is halted and by what, and how much is durable so far. Guarded by its owner's lock."""
 
@@ -369,18 +345,18 @@ class HaltState:
         self._url = url
         self.ordered = ordered
         self.failure: AppendError | None = None
-        self.undetermined: UndeterminedCommit | None = None
+        self.undetermined: Sequence[InFlightFragment] = ()
         self._appends = 0
         self._records = 0
         self._next_offset: int | None = None
 
     def acknowledged(self, flight: InFlightFragment) -> None:
         """Count a fragment that is durable."""
-        self._appends += len(flight.entries)
+        self._appends += len(flight.appends)
         self._records += flight.num_records
         self._next_offset = flight.start.offset + flight.num_records
 
-    def stop(self, failure: AppendError, undetermined: UndeterminedCommit | None = None) -> bool:
+    def stop(self, failure: AppendError, undetermined: Sequence[InFlightFragment] = ()) -> bool:
         """Halt an ordered writer at its first failure; return whether this was it."""
         if self.ordered and self.failure is None:
             self.failure, self.undetermined = failure, undetermined
@@ -399,8 +375,8 @@ class HaltState:
 
     def resume(self, verdict: Durability | None) -> ResumeReport:
         """Continue, with the verdict on the undetermined fragments, and restart the counts."""
-        if verdict is Durability.DURABLE and self.undetermined is not None:
-            for flight in self.undetermined.flights:
+        if verdict is Durability.DURABLE and self.undetermined:
+            for flight in self.undetermined:
                 self.acknowledged(flight)
         report = ResumeReport(
             appends=self._appends,
@@ -409,52 +385,42 @@ class HaltState:
             failure=self.failure,
             determined=verdict is not None,
         )
-        self.failure = self.undetermined = self._next_offset = None
+        self.failure = self._next_offset = None
+        self.undetermined = ()
         self._appends = self._records = 0
         return report
 
 
-class OutcomeLookup:
-    """Determines what became of a commit that went unanswered."""
+def determined(
+    undetermined: Sequence[InFlightFragment], manifests: ManifestStore, snapshots: SnapshotStore
+) -> Durability:
+    """Return what finally became of a commit that went unanswered: DURABLE, or NOT_DURABLE and never will be.
 
-    def __init__(self, manifests: ManifestStore, snapshots: SnapshotStore, runtime: Runtime) -> None:
-        self._manifests = manifests
-        self._snapshots = snapshots
-        self._runtime = runtime
-
-    def look_up(self, undetermined: UndeterminedCommit, retry: RetryOptions) -> Durability:
-        """Return the final outcome: DURABLE, or NOT_DURABLE and never will be.
-
-        UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer shows it.
-        """
-        return until_answered(lambda: self._ask(undetermined), retry, self._runtime)
-
-    def _ask(self, undetermined: UndeterminedCommit) -> Durability:
-        found = self._manifests.load()
-        first = undetermined.flights[0]
-        entry = first.term.epoch
-        verdict = found.manifest.durability(entry.epoch, entry.token, first.seq_no)
-        if verdict is Durability.UNKNOWN:
-            assert first.pointer is not None
-            verdict = searched(found.manifest, first.pointer, self._snapshots.load)
-            if verdict is not Durability.UNKNOWN:
-                return verdict
-            gone = "collected" if first.seq_no < found.manifest.first.seq_no else "compacted"
-            message = f"{self._manifests.what}: fragment {first.seq_no} was {gone}: unknown whether it was ours"
-            raise UnknownDurabilityError(message)
-        if verdict is Durability.DURABLE or found.manifest.seal is not None:
+    UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer shows it.
+    """
+    found, first = manifests.load(), undetermined[0]
+    verdict = found.manifest.durability(first.term.epoch.epoch, first.term.epoch.token, first.seq_no)
+    if verdict is Durability.UNKNOWN:
+        assert first.pointer is not None
+        verdict = searched(found.manifest, first.pointer, snapshots.load)
+        if verdict is not Durability.UNKNOWN:
             return verdict
-        # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
-        if not isinstance(self._manifests.install(found.manifest, found), Installed):
-            message = f"{self._manifests.what}: still unknown what became of an unanswered commit"
-            raise UnavailableError(message)
+        gone = "collected" if first.seq_no < found.manifest.first.seq_no else "compacted"
+        message = f"{manifests.what}: fragment {first.seq_no} was {gone}: unknown whether it was ours"
+        raise UnknownDurabilityError(message)
+    if verdict is Durability.DURABLE or found.manifest.seal is not None:
         return verdict
+    # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
+    if not isinstance(manifests.install(found.manifest, found), Installed):
+        message = f"{manifests.what}: still unknown what became of an unanswered commit"
+        raise UnavailableError(message)
+    return verdict
 
 
 class AckQueue:
-    """AckQueue that are known and not delivered yet, and counts of them.
+    """Outcomes that are known and not delivered yet, and counts of them.
 
-    Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
+    Guarded by the write loop's lock; outcomes that were taken are delivered without it.
     """
 
     def __init__(self, report: Report, marking: Marking) -> None:
@@ -468,7 +434,7 @@ class AckQueue:
         self.num_bytes = 0
         self._pending: list[Callable[[], None]] = []
         # Taken, and not delivered yet: batches by number. A batch is removed by a single call, without the lock.
-        self._told: dict[int, Sequence[Entry]] = {}
+        self._taken: dict[int, Sequence[Append]] = {}
         self._batches = itertools.count()
 
     def admit(self, admitted: Outcome[None]) -> None:
@@ -479,50 +445,50 @@ class AckQueue:
         """Give the appends of a committed fragment their positions, once it is marked."""
         held = self.marking.hold(flight)
         if held is None:
-            self._settle(flight)
+            self._acknowledge(flight)
         else:
             self.note(held)
 
     def acknowledge_marked(self) -> None:
         """Give the appends of committed fragments their positions that have been marked meanwhile."""
         for flight in self.marking.take():
-            self._settle(flight)
+            self._acknowledge(flight)
 
-    def _settle(self, flight: InFlightFragment) -> None:
+    def _acknowledge(self, flight: InFlightFragment) -> None:
         unmarked = self.marking.error_of(flight)
         if unmarked is not None:
             self._fail_unmarked(flight, unmarked)
             return
-        self.appends += len(flight.entries)
-        self.note(partial(self.report.durable, flight.entries))
+        self.appends += len(flight.appends)
+        self.note(partial(self.report.durable, flight.appends))
         self.num_records += flight.num_records
-        self.num_bytes += sum(entry.columns.num_bytes for entry in flight.entries)
+        self.num_bytes += sum(append.columns.num_bytes for append in flight.appends)
         self._pending.append(partial(_acknowledge_each, flight))
-        self._release(flight.entries)
+        self._release(flight.appends)
 
     def _fail_unmarked(self, flight: InFlightFragment, error: UnmarkedError) -> None:
         offset = flight.start.offset
-        for entry in flight.entries:
+        for append in flight.appends:
             own = copy.copy(error)
             own.offset = offset
-            offset += entry.columns.num_records
-            self.give_up([entry], own, error.__cause__)
+            offset += append.columns.num_records
+            self.give_up([append], own, error.__cause__)
 
-    def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
+    def give_up(self, appends: Sequence[Append], error: LogError, cause: BaseException | None) -> None:
         """Fail appends."""
-        self.appends_failed += len(entries)
-        if entries:
-            self.note(partial(self.report.failed, entries, error))
-        for entry in entries:
+        self.appends_failed += len(appends)
+        if appends:
+            self.note(partial(self.report.failed, appends, error))
+        for append in appends:
             # Each caller gets its own exception: raising one adds to its traceback.
             own = copy.copy(error)
             own.__cause__ = cause
-            self._pending.append(partial(entry.future.set_exception, own))
-        self._release(entries)
+            self._pending.append(partial(append.future.set_exception, own))
+        self._release(appends)
 
-    def withdraw(self, entry: Entry, error: LogError) -> None:
+    def withdraw(self, append: Append, error: LogError) -> None:
         """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
-        self._pending.append(partial(entry.future.set_exception, error))
+        self._pending.append(partial(append.future.set_exception, error))
 
     def note(self, report: Callable[[], None]) -> None:
         """Have something reported once the lock is released, before the outcomes that follow."""
@@ -535,18 +501,18 @@ class AckQueue:
 
     def futures(self) -> list[Future[LogPosition]]:
         """Return the futures that have their outcomes, or will once what was taken is delivered or marked."""
-        taken = chain.from_iterable(list(self._told.values()))
-        return [*(entry.future for entry in taken), *self.marking.futures()]
+        taken = chain.from_iterable(list(self._taken.values()))
+        return [*(append.future for append in taken), *self.marking.futures()]
 
     def _delivered(self, batch: int) -> None:
-        del self._told[batch]
+        del self._taken[batch]
 
-    def _release(self, entries: Sequence[Entry]) -> None:
-        self.bytes_released += sum(entry.columns.bytes_held for entry in entries)
-        if entries:
+    def _release(self, appends: Sequence[Append]) -> None:
+        self.bytes_released += sum(append.columns.bytes_held for append in appends)
+        if appends:
             # They get their outcomes after the lock is released; a flush waits for that, too.
             batch = next(self._batches)
-            self._told[batch] = entries
+            self._taken[batch] = appends
             self._pending.append(partial(self._delivered, batch))
 
 
@@ -554,12 +520,12 @@ def _acknowledge_each(flight: InFlightFragment) -> None:
     """Give the appends of a fragment their positions, as ``call_each`` would: there are thousands."""
     first: BaseException | None = None
     offset, timestamp_us = flight.start.offset, flight.start.timestamp_us
-    for entry in flight.entries:
+    for append in flight.appends:
         try:
-            entry.future.set_result(LogPosition(offset, timestamp_us))
+            append.future.set_result(LogPosition(offset, timestamp_us))
         except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
             first = first or error
-        offset += entry.columns.num_records
+        offset += append.columns.num_records
     if first is not None:
         raise first
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import ViewRequiredError
 from wal3_core.log.write.columns import join
 from wal3_core.log.write.commit import WriterTerm
 from wal3_core.model.fragment import FragmentPointer
@@ -19,29 +20,49 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.storage.documents.document_store import write_immutable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
-    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.batch import Append
     from wal3_core.log.write.log_clock import LogClock
     from wal3_core.log.write.stats import Meter
     from wal3_core.model.manifest import Manifest, Seal
+    from wal3_core.model.parquet.encoding import EncodedFragment
     from wal3_core.options import RetryOptions, View
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
 
-def keyless(flights: Iterable[InFlightFragment]) -> bool:
-    """Whether a record of some fragments has no key."""
-    return any(entry.keyless for flight in flights for entry in flight.entries)
+def pointer_to(
+    encoded: EncodedFragment, seq_no: FragmentSeqNo, token: str, start: LogPosition, num_records: int
+) -> FragmentPointer:
+    """Return the pointer to a fragment whose records have adjacent offsets, and one time."""
+    return FragmentPointer(
+        path=fragment_path(seq_no, token),
+        first_seq_no=seq_no,
+        seq_no=seq_no,
+        start=start,
+        limit=LogPosition(start.offset + num_records, start.timestamp_us),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=num_records,
+    )
+
+
+def view_required(url: str, owner: View | None, found: View | None) -> ViewRequiredError:
+    """Return the error of a log that takes appends of one view alone."""
+    message = (
+        f"log {url}: expected an append of the view {owner}, found one of {found or 'none'}: the policy says whose the"
+        f" log is: append as that view does, to another log, or change the policy (`wal3 policy LOG --no-view`)"
+    )
+    return ViewRequiredError(message)
 
 
 @dataclass(slots=True, eq=False)
 class InFlightFragment:
     """A fragment in flight: uploading until it has a pointer or an error."""
 
-    entries: list[Entry]
+    appends: list[Append]
     start: LogPosition
     seq_no: FragmentSeqNo
     term: WriterTerm
@@ -54,47 +75,35 @@ class InFlightFragment:
     @property
     def num_records(self) -> int:
         """How many records it holds."""
-        return sum(entry.columns.num_records for entry in self.entries)
+        return sum(append.columns.num_records for append in self.appends)
 
     @property
     def oldest_s(self) -> float:
         """When its first append was accepted."""
-        return self.entries[0].accepted_s
+        return self.appends[0].accepted_s
+
+    @property
+    def keyless(self) -> bool:
+        """Whether a record has no key, so that a keyed log does not take it."""
+        return any(append.columns.keyless for append in self.appends)
 
     def upload(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime, meter: Meter) -> None:
         """Encode the fragment and make it durable; a failure is kept as its ``error``."""
         began_s = runtime.monotonic_s()
         try:
-            self.pointer = self._write(store, retry, runtime, meter.retried)
+            columns, token = join([append.columns for append in self.appends]), self.term.epoch.token
+            encoded = encode(
+                FragmentSource(
+                    start=self.start, seq_no=self.seq_no, token=token, keys=columns.keys, bodies=columns.bodies
+                )
+            )
+            pointer = pointer_to(encoded, self.seq_no, token, self.start, columns.num_records)
+            # Fragment first: an orphan is garbage, a dangling pointer is loss.
+            write_immutable(store, pointer.path, encoded.data, retry, runtime, meter.retried)
+            self.pointer = pointer
             meter.upload_took(runtime.monotonic_s() - began_s)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             self.error = error
-
-    def _write(
-        self, store: ObjectStore, retry: RetryOptions, runtime: Runtime, retried: Callable[[], None]
-    ) -> FragmentPointer:
-        columns = join([entry.columns for entry in self.entries])
-        source = FragmentSource(
-            start=self.start,
-            seq_no=self.seq_no,
-            token=self.term.epoch.token,
-            keys=columns.keys,
-            bodies=columns.bodies,
-        )
-        encoded = encode(source)
-        path = fragment_path(self.seq_no, source.token)
-        # Fragment first: an orphan is garbage, a dangling pointer is loss.
-        write_immutable(store, path, encoded.data, retry, runtime, retried)
-        return FragmentPointer(
-            path=path,
-            first_seq_no=self.seq_no,
-            seq_no=self.seq_no,
-            start=self.start,
-            limit=LogPosition(self.start.offset + columns.num_records, self.start.timestamp_us),
-            setsum=encoded.setsum,
-            num_bytes=len(encoded.data),
-            num_records=columns.num_records,
-        )
 
 
 class WritePosition:
@@ -142,9 +151,9 @@ class WritePosition:
         self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
         self.other_view = None if manifest.is_of(self._view) else manifest.view
 
-    def refuses(self, entry: Entry) -> bool:
+    def refuses(self, append: Append) -> bool:
         """Whether that manifest takes no such append."""
-        return self.other_view is not None or (self.keyed and entry.keyless)
+        return self.other_view is not None or (self.keyed and append.columns.keyless)
 
     def confirm(self, base: Installed, seen_s: float) -> None:
         """Adopt a manifest while nothing is in flight: the next place is where it ends."""
@@ -157,18 +166,18 @@ class WritePosition:
         """Build on a manifest as a new epoch, under a new token: paths of the old one are not used again."""
         manifest = base.manifest
         token = self.tag + self._runtime.token()[TAG_DIGITS:]
-        entry = Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no)
+        epoch = Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
         self._take_terms(manifest)
-        self._term = WriterTerm(entry, manifest.fence)
+        self._term = WriterTerm(epoch, manifest.fence)
 
-    def place(self, entries: list[Entry]) -> InFlightFragment:
+    def place(self, appends: list[Append]) -> InFlightFragment:
         """Give appends their places: the next fragment."""
         assert self._place is not None
         assert self._term is not None
-        count = sum(entry.columns.num_records for entry in entries)
+        count = sum(append.columns.num_records for append in appends)
         before = self._place.position
         start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
-        flight = InFlightFragment(entries, start, self._place.seq_no, self._term)
+        flight = InFlightFragment(appends, start, self._place.seq_no, self._term)
         self._place = Boundary(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
         return flight

@@ -153,4 +153,4 @@ class Marking:
 
     def futures(self) -> list[Future[LogPosition]]:
         """Return the futures of the appends that wait for their marks."""
-        return [entry.future for entry in chain.from_iterable(flight.entries for flight in self._held)]
+        return [append.future for append in chain.from_iterable(flight.appends for flight in self._held)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wal3_core.errors import AppendError, LogError
-    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.batch import Append
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.runtime import Runtime
 
@@ -193,24 +193,24 @@ class Report:
                 "log %s: another writer took over at fragment %d, the manifest's last change is by %s: %d appends wait"
             )
             changed_by = result.base.manifest.writer.partition(" ")[0]
-            appends = sum(len(flight.entries) for flight in flights)
+            appends = sum(len(flight.appends) for flight in flights)
             self._displaced.warn(text, self._url, flights[0].seq_no, changed_by, appends)
 
-    def durable(self, entries: Sequence[Entry]) -> None:
+    def durable(self, appends: Sequence[Append]) -> None:
         """Report appends that are durable."""
-        self._appended(entries, AppendEnd.DURABLE)
+        self._appended(appends, AppendEnd.DURABLE)
 
-    def failed(self, entries: Sequence[Entry], error: LogError) -> None:
+    def failed(self, appends: Sequence[Append], error: LogError) -> None:
         """Report appends that failed with one error."""
         ends = {UnknownDurabilityError: AppendEnd.UNKNOWN, UnmarkedError: AppendEnd.UNMARKED}
         end = ends.get(type(error), AppendEnd.NOT_DURABLE)
-        self._appended(entries, end)
+        self._appended(appends, end)
         if end is AppendEnd.UNKNOWN:
-            WRITER.error("%d appends have an unknown outcome: %s", len(entries), error)
+            WRITER.error("%d appends have an unknown outcome: %s", len(appends), error)
         elif end is AppendEnd.UNMARKED:
-            self._unmarked.warn("%d appends are not marked: %s", len(entries), error)
+            self._unmarked.warn("%d appends are not marked: %s", len(appends), error)
         elif not isinstance(error, _EXPECTED):
-            self._failed.warn("%d appends failed: %s", len(entries), error)
+            self._failed.warn("%d appends failed: %s", len(appends), error)
 
     def halted(self, error: AppendError) -> None:
         """Report that an ordered writer halts."""
@@ -225,7 +225,7 @@ class Report:
             observer.held(self._log, num_bytes - self._held)
             self._held = num_bytes
 
-    def _appended(self, entries: Sequence[Entry], end: AppendEnd) -> None:
+    def _appended(self, appends: Sequence[Append], end: AppendEnd) -> None:
         observer = self._runtime.observer
         if observer is SILENT:
             # The sums below are not free.
@@ -234,7 +234,7 @@ class Report:
         observer.appended(
             self._log,
             end,
-            num_records=sum(entry.columns.num_records for entry in entries),
-            num_bytes=sum(entry.columns.num_bytes for entry in entries),
-            waits_s=(now_s - entry.accepted_s for entry in entries),
+            num_records=sum(append.columns.num_records for append in appends),
+            num_bytes=sum(append.columns.num_bytes for append in appends),
+            waits_s=(now_s - append.accepted_s for append in appends),
         )

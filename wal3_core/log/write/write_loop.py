@@ -33,15 +33,17 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import ClosedError, LogError
 from wal3_core.log.write.batch import Admission, BatchQueue
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
-from wal3_core.log.write.commit_results import CommitResultHandler, WriterState, call_each
-from wal3_core.log.write.in_flight import WritePosition, keyless
+from wal3_core.log.write.commit_results import CommitResultHandler, HaltState, WriterState, call_each, determined
+from wal3_core.log.write.in_flight import WritePosition
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.marking import Marking
 from wal3_core.log.write.pacing import BatchDeadline, WorkerWakeup, YieldPause
 from wal3_core.log.write.snapshotter import Snapshotter
-from wal3_core.log.write.stats import Meter, Report
+from wal3_core.log.write.stats import Meter, Report, WriterStats
+from wal3_core.model.manifest import Durability
 from wal3_core.runtime import callbacks_held
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import share_of
@@ -50,9 +52,13 @@ from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
+    from wal3_core.log.write.batch import Append
+    from wal3_core.log.write.commit_results import ResumeReport
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.marking import Marks
+    from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -87,47 +93,165 @@ class WriteLoop:
     ) -> None:
         self._url, self._store = manifests.url, manifests.objects
         self._share = share_of(self._store)
-        self._runtime = runtime
-        self._options = options
-        self._retry = for_store(options.retry, manifests)
-        self._manifests = manifests
-        self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         log = self._share.log.rstrip("/")
-        self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
-        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.meter, self.drive_on)
-        self._breath, self._cutting = YieldPause(runtime), BatchDeadline(options, self.meter, runtime)
+        self._runtime, self._options, self._manifests = runtime, options, manifests
+        self._retry = for_store(options.retry, manifests)
+        self._snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
+        self._meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
+        self._snapshotter = Snapshotter(self._snapshots, runtime, options, self._share, self._meter, self._drive_on)
         amend = self._snapshotter.amend
-        self._committer = Committer(manifests, self.snapshots, runtime, options, amend=amend, meter=self.meter)
+        self._committer = Committer(manifests, self._snapshots, runtime, options, amend=amend, meter=self._meter)
+        self._pause, self._deadline = YieldPause(runtime), BatchDeadline(options, self._meter, runtime)
+        self._clock = LogClock(self._store, runtime, options)
+        self._marking = Marking(marks, log, manifests, runtime, options, self._drive_on)
         self.lock = runtime.lock()
-        self.queue = BatchQueue(options)
-        self.in_flight: deque[InFlightFragment] = deque()
+        self._in_flight: deque[InFlightFragment] = deque()
+        self.halt = HaltState(self._url, ordered=ordered)
+        state = WriterState(
+            queue=BatchQueue(options),
+            in_flight=self._in_flight,
+            position=WritePosition(base, runtime, self._clock, options.view),
+            meter=self._meter,
+            report=self._report,
+            marking=self._marking,
+            halt=self.halt,
+        )
+        self._queue, self.position = state.queue, state.position
+        self._results = CommitResultHandler(self._url, runtime, options, state)
+        self._acks, self._fairness = self._results.acks, self._results.fairness
+        self.admission = Admission(self._url, options.bytes_held_max, self._acks)
+        self.waker = WorkerWakeup(self._spawn)
         self._uploading, self._committing, self._recovering = 0, False, False
-        self.waker = WorkerWakeup(self.spawn)
-        # ``flush`` sets it: bytes accepted up to this total are cut at once, not when their batch is full or old.
-        self.bytes_hurried = 0
+        self._closed = False
+        # ``hurry`` sets it: bytes accepted up to this total are cut at once, not when their batch is full or old.
+        self._bytes_hurried = 0
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
-        self._clock = LogClock(self._store, runtime, options)
-        self._tail = WritePosition(base, runtime, self._clock, options.view)
-        self.marking = Marking(marks, log, manifests, runtime, options, self.drive_on)
-        underway = WriterState(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
-        self.resolver = CommitResultHandler(manifests.url, runtime, options, underway, ordered=ordered)
-        self.outcomes = self.resolver.outcomes
-        self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
+
+    # ------------------------------------------------------------------ what callers ask for
+
+    def accept(self, append: Append, *, may_wait: bool) -> None:
+        """Put an append into the inbox; if there is no room, it is to wait for its ``admitted``, or OverloadedError."""
+        try:
+            with self.lock:
+                self._check_open(append)
+                self.admission.accept(append, may_wait=may_wait and not self.driven_here)
+            self.waker.wake()
+        except LogError:
+            # Not accepted: there is nothing to drive.
+            raise
+        except BaseException:
+            # An interrupt may have come between the two, and an accepted append needs a worker.
+            self._spawn()
+            raise
+
+    def _check_open(self, append: Append) -> None:
+        if self._closed:
+            message = f"log {self._url}: expected an open writer, found it closed"
+            raise ClosedError(message)
+        refusal = self._results.refusal() or self._results.refusal_of(append)
+        if refusal is not None:
+            raise refusal
+
+    def withdraw(self, append: Append) -> LogError:
+        """Take an append out of the inbox, if it is still there; return the error for one that found no room."""
+        with self.lock:
+            # A worker admits appends under the lock: one still in the inbox was not admitted.
+            self.admission.withdraw(append)
+            overloaded = self.admission.overloaded()
+        if append.withdrawn:
+            self.waker.wake()
+        return overloaded
+
+    def hurry(self) -> list[Future[LogPosition]]:
+        """Have all that was accepted cut at once; return the futures that have no outcome yet."""
+        with self.lock:
+            futures = self._acks.futures()
+            futures += [append.future for flight in self._in_flight for append in flight.appends]
+            futures += self._queue.futures() + self.admission.futures()
+            self._bytes_hurried = self.admission.bytes_accepted
+        if futures:
+            self.waker.wake()
+        return futures
+
+    def close(self) -> None:
+        """Accept no more appends."""
+        with self.lock:
+            self._closed = True
+
+    def resume(self) -> ResumeReport | None:
+        """Let an ordered writer continue; None if it has halted again meanwhile, or appends are under way.
+
+        UnavailableError while the outcome of its appends is unknown, or they are unmarked.
+        """
+        undetermined = self.halt.undetermined
+        verdict: Durability | None = None
+        if undetermined:
+            verdict = until_answered(
+                lambda: determined(undetermined, self._manifests, self._snapshots), self._retry, self._runtime
+            )
+            if verdict is Durability.DURABLE:
+                self._marking.ensure(undetermined)
+        with self.lock:
+            # Another caller may have resumed it meanwhile, and it may have halted again.
+            under_way = self.halt.failure is None and (self._in_flight or self._queue or self.admission)
+            if self.halt.undetermined is not undetermined or under_way:
+                return None
+            return self.halt.resume(verdict)
+
+    def stats(self) -> WriterStats:
+        """Return what waits, and the counts so far."""
+        with self.lock:
+            now_s, meter, acks = self._runtime.monotonic_s(), self._meter, self._acks
+            oldest = [waiting.oldest.accepted_s for waiting in (self._queue, self.admission) if waiting]
+            oldest += [flights[0].oldest_s for flights in (self._in_flight, self._marking.held) if flights]
+            commit_s_p50, commit_s_max = meter.commit_s_p50_and_max()
+            return WriterStats(
+                bytes_held=self.admission.bytes_held,
+                appends_waiting=self.num_waiting(),
+                oldest_age_s=max(0.0, now_s - min(oldest, default=now_s)),
+                appends=acks.appends,
+                appends_failed=acks.appends_failed,
+                num_records=acks.num_records,
+                num_bytes=acks.num_bytes,
+                num_fragments=meter.fragments,
+                num_commits=meter.commits,
+                commits_per_s=meter.commits_per_s(),
+                commit_s=meter.commit_s,
+                commit_s_p50=commit_s_p50,
+                commit_s_max=commit_s_max,
+                last_commit_age_s=meter.last_commit_age_s(),
+                next_offset=self.position.next_offset,
+                requests_retried=meter.requests_retried,
+                places_lost=meter.places_lost,
+                rebases=meter.rebases,
+                rolls_failed=meter.rolls_failed,
+                halted=self.halt.failure is not None,
+            )
+
+    def num_waiting(self) -> int:
+        """Return how many appends have no outcome."""
+        in_flight = sum(len(flight.appends) for flight in (*self._marking.held, *self._in_flight))
+        return in_flight + len(self._queue) + len(self.admission)
+
+    @property
+    def driven_here(self) -> bool:
+        """Whether this thread is taking a step of this loop right now."""
+        return _DOING.get() is self
 
     # ------------------------------------------------------------------ steps, under the lock
 
     def _steps(self, *, cuts: bool = True) -> tuple[list[_Step], _Calls]:
         """Take every step the state allows, cutting only if ``cuts``; return tasks, and calls that deliver outcomes."""
         tasks: list[_Step] = []
-        self.outcomes.acknowledge_marked()
-        if not self._committing and self.in_flight and self.in_flight[0].error is not None:
-            self.resolver.drop_failed_head()
+        self._acks.acknowledge_marked()
+        if not self._committing and self._in_flight and self._in_flight[0].error is not None:
+            self._results.drop_failed_head()
         self._admit()
-        while self.resolver.refuse_unmet():
+        while self._results.refuse_unmet():
             # That made room for more.
             self._admit()
-        if self.queue and not self.in_flight and not self._recovering and self.resolver.must_load():
+        if self._queue and not self._in_flight and not self._recovering and self._results.must_load():
             self._recovering = True
             tasks.append(self._recover)
         while cuts and self._may_cut():
@@ -135,12 +259,12 @@ class WriteLoop:
             tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]  # of a default, mypy infers no type
         if cuts:
             self._set_timer()
-        uploaded = self.in_flight and self.in_flight[0].pointer is not None
+        uploaded = self._in_flight and self._in_flight[0].pointer is not None
         if uploaded and not self._committing and not self._snapshotter.awaited:
             self._committing = True
             tasks.append(self._commit)
         self._report.held(self.admission.bytes_held)
-        return tasks, self.outcomes.take()
+        return tasks, self._acks.take()
 
     def _go_on(self, tasks: list[_Step], deliveries: _Calls, *, here: bool = False) -> _Step | None:
         """Start the tasks on workers, and complete the futures.
@@ -162,39 +286,39 @@ class WriteLoop:
 
     def _admit(self) -> None:
         """Queue what there is room for from the inbox; all of it, to be refused, when the writer accepts nothing."""
-        refusal = self.resolver.refusal()
+        refusal = self._results.refusal()
         self.admission.drop_withdrawn()
-        self.admission.move_into(self.queue, all_of_it=refusal is not None)
+        self.admission.move_into(self._queue, all_of_it=refusal is not None)
         if refusal is not None:
-            self.resolver.refuse_queued(refusal)
+            self._results.refuse_queued(refusal)
 
     def _may_cut(self) -> bool:
-        if not self.queue or self._recovering or self.resolver.head_waits():
+        if not self._queue or self._recovering or self._results.head_waits():
             return False
-        if any(flight.error for flight in self.in_flight) or self._uploading >= self._options.uploads_max:
+        if any(flight.error for flight in self._in_flight) or self._uploading >= self._options.uploads_max:
             return False
-        return len(self.in_flight) < self._options.fragments_in_flight_max and self._wait_s() <= 0
+        return len(self._in_flight) < self._options.fragments_in_flight_max and self._wait_s() <= 0
 
     def _wait_s(self) -> float:
         """Seconds until the queue's first batch is due."""
         now_s = self._runtime.monotonic_s()
-        pause_s = self.resolver.turns.not_before_s - now_s
+        pause_s = self._fairness.not_before_s - now_s
         if (
             pause_s > 0
-            or not self.in_flight
-            or self.queue.full
-            or self.queue.oldest.bytes_accepted <= self.bytes_hurried
+            or not self._in_flight
+            or self._queue.full
+            or self._queue.oldest.bytes_accepted <= self._bytes_hurried
         ):
             return pause_s
-        return self._cutting.due_s(self.queue.oldest.accepted_s) - now_s
+        return self._deadline.due_s(self._queue.oldest.accepted_s) - now_s
 
     def _set_timer(self) -> None:
         """Set a timer for when the first batch is due, unless a step under way will end before."""
-        if not self.queue or self._tail.base is None or self._recovering:
+        if not self._queue or self.position.base is None or self._recovering:
             return
         # A batch already due waits for the step under way; if there is none, it may have become due just now.
         wait_s = self._wait_s()
-        if wait_s <= 0 and (self.in_flight or self._uploading):
+        if wait_s <= 0 and (self._in_flight or self._uploading):
             return
         wait_s = max(wait_s, 0.0)
         due_s = self._runtime.monotonic_s() + wait_s
@@ -214,103 +338,99 @@ class WriteLoop:
         finally:
             _DOING.reset(doing)
 
-    def drive_on(self) -> None:
+    def _drive_on(self) -> None:
         """Take the steps that the state allows, in this thread."""
         self._drive(self._advance)
 
-    def spawn(self) -> None:
+    def _spawn(self) -> None:
         """Have a worker take the steps that the state allows."""
-        self._runtime.spawn(self.drive_on, share=self._share)
-
-    @property
-    def driven_here(self) -> bool:
-        """Whether this thread is taking a step of this loop right now."""
-        return _DOING.get() is self
+        self._runtime.spawn(self._drive_on, share=self._share)
 
     def _advance(self) -> _Step | None:
         """Take the steps that ``waker`` asked for."""
         with self.lock:
             self.waker.answered()
-            tasks, outcomes = self._steps()
-        return self._go_on(tasks, outcomes, here=True)
+            tasks, calls = self._steps()
+        return self._go_on(tasks, calls, here=True)
 
     def _on_timer(self) -> _Step | None:
         with self.lock:
             self._timer = None
-            tasks, outcomes = self._steps()
-        return self._go_on(tasks, outcomes, here=True)
+            tasks, calls = self._steps()
+        return self._go_on(tasks, calls, here=True)
 
     def _cut_batch(self) -> InFlightFragment:
-        flight = self._tail.place(self.queue.take(self._tail.offset, keyed=self._tail.keyed))
-        self.in_flight.append(flight)
+        flight = self.position.place(self._queue.take(self.position.offset, keyed=self.position.keyed))
+        self._in_flight.append(flight)
         self._uploading += 1
-        self._cutting.cut()
+        self._deadline.cut()
         return flight
 
     # ------------------------------------------------------------------ tasks, without the lock
 
     def _upload(self, flight: InFlightFragment) -> _Step | None:
-        base = self._tail.base
+        base = self.position.base
         if base is not None and flight.seq_no == flight.term.epoch.first_seq_no:
             self._snapshotter.begin(base.manifest)
-        left_s = self.resolver.until_s(flight.entries) - self._runtime.monotonic_s()
-        self.marking.begin(flight)
+        left_s = self._results.until_s(flight.appends) - self._runtime.monotonic_s()
+        self._marking.begin(flight)
         if flight.error is None:
-            flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter)
+            flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self._meter)
         with self.lock:
             self._uploading -= 1
-            tasks, outcomes = self._steps()
-        return self._go_on(tasks, outcomes, here=True)
+            tasks, calls = self._steps()
+        return self._go_on(tasks, calls, here=True)
 
     def _commit(self) -> None:
         interrupt: BaseException | None = None
         try:
-            self._breath.take(self.meter.commit_s, self._head_left_s)
+            self._pause.take(self._meter.commit_s, self._head_left_s)
         except BaseException as error:  # noqa: BLE001 - raised again below: others wait for the commit
             interrupt = error
         with self.lock:
-            ready = list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))
-            self._cutting.commit_began(len(self.in_flight) - len(ready))
-            base = self._tail.base
+            ready = list(takewhile(lambda flight: flight.pointer is not None, self._in_flight))
+            self._deadline.commit_began(len(self._in_flight) - len(ready))
+            base = self.position.base
         assert base is not None
         pointers = [flight.pointer for flight in ready if flight.pointer is not None]
+        keyless = any(flight.keyless for flight in ready)
         began_s = self._runtime.monotonic_s()
-        until_s = self.resolver.until_s(chain.from_iterable(flight.entries for flight in ready))
+        until_s = self._results.until_s(chain.from_iterable(flight.appends for flight in ready))
         result: CommitResult
         try:
             refused = self._clock.refusal(base, pointers, until_s)
-            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s, keyless=keyless(ready))
+            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s, keyless=keyless)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             # Raised after a CAS was sent: an error before that is a result.
             result = Undetermined(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
-        self._breath.committed()
+        self._pause.committed()
         with self.lock:
             self._committing = False
-            self.meter.commit_took(took_s)
-            self.resolver.resolve(result, ready, began_s)
-            self._cutting.commit_ended(len(self.in_flight))
-            tasks, outcomes = self._steps(cuts=False)
+            self._meter.commit_took(took_s)
+            self._results.resolve(result, ready, began_s)
+            self._deadline.commit_ended(len(self._in_flight))
+            tasks, calls = self._steps(cuts=False)
         self._report.committed(result, ready, took_s)
         if isinstance(result, Committed):
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
         # Another worker cuts the next batch when its turn comes: what is appended until then goes into it.
-        if self.queue:
+        if self._queue:
             self.waker.wake()
-        self._go_on(tasks, outcomes)
+        self._go_on(tasks, calls)
         if interrupt is not None:
             raise interrupt
 
     def _head_left_s(self) -> float:
         with self.lock:
-            return self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
+            return self._results.until_s(self._in_flight[0].appends) - self._runtime.monotonic_s()
 
     def _recover(self) -> None:
         """Load the manifest again: its state is unknown, or an append's condition has to be checked."""
         began_s = self._runtime.monotonic_s()
         with self.lock:
-            until_s = self.resolver.until_s([self.queue.oldest]) if self.queue else began_s
+            until_s = self._results.until_s([self._queue.oldest]) if self._queue else began_s
         try:
             retry = within(self._options.retry, until_s - began_s)
             base: Installed | None = until_answered(self._manifests.load, retry, self._runtime)
@@ -320,8 +440,8 @@ class WriteLoop:
         with self.lock:
             self._recovering = False
             if base is not None:
-                self.resolver.loaded(base, began_s, until_s)
+                self._results.loaded(base, began_s, until_s)
             elif failure is not None:
-                self.resolver.give_up_loading(failure)
-            tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes)
+                self._results.give_up_loading(failure)
+            tasks, calls = self._steps()
+        self._go_on(tasks, calls)

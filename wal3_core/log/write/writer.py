@@ -1,27 +1,40 @@
-"""The public API for writing a log."""
+"""The callers' side of a log's writer: what they call, and how they wait. ``WriteLoop`` does the rest on workers."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
-from wal3_core.errors import LogExistsError, LogNotFoundError
-from wal3_core.log.write.batch import Entry, check_expected
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, UnknownDurabilityError
+from wal3_core.log.write.batch import Append, check_expected
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
-from wal3_core.log.write.pipeline import Pipeline
+from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest import Manifest
+from wal3_core.model.parquet.writing import import_what_arrow_uses
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import Outcome, Runtime, TellingOutcome, a_runtime, shared_runtime
+from wal3_core.runtime import (
+    Closing,
+    NotifyingOutcome,
+    Outcome,
+    Runtime,
+    ThreadRuntime,
+    a_runtime,
+    reentered,
+    shared_runtime,
+)
+from wal3_core.runtime.loggers import WRITER
+from wal3_core.runtime.threads import HUNG_S_MAX, WATCH
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
-from wal3_core.storage.retrying import for_store, until_answered, with_retries, within
+from wal3_core.storage.retrying import delivery_s_of, for_store, until_answered, with_retries, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
-    from types import TracebackType
 
     from wal3_core.arguments import Check
     from wal3_core.log.write.columns import Columns, Rows
@@ -34,6 +47,15 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
+T = TypeVar("T")
+
+# The loops of real processes, with their logs' addresses; one that its program forgot lives as long as it has work.
+_loops: WeakKeyDictionary[WriteLoop, tuple[str, ThreadRuntime]] = WeakKeyDictionary()
+
+# The pause between two looks of an append that waits at whether others get their outcomes, and the looks in vain after
+# which it gives up.
+_LOOK_S = 5.0
+_LOOKS_MAX = 6
 
 _OPENING: Mapping[str, Check] = {
     "store": a_store,
@@ -46,7 +68,7 @@ _OPENING: Mapping[str, Check] = {
 _APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
 
 
-class LogWriter:
+class LogWriter(Closing):
     """Appends to one log. Safe to share between threads; close it, or use it as a context manager.
 
     Any number of writers may have a log open. When two append at once, one of them gets new places
@@ -60,17 +82,34 @@ class LogWriter:
     interpreter exit a callback that waits for a future has to do so by ``append`` or ``flush``.
     """
 
-    def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
-        self._pipeline = pipeline
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        load: Callable[[], Installed],
+        runtime: Runtime,
+        options: WriterOptions,
+        *,
+        ordered: bool,
+        marks: Marks | None,
+    ) -> None:
+        timeout_s = options.delivery_timeout_s
+        retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
+        base = until_answered(load, for_store(retry, manifests), runtime)
+        import_what_arrow_uses()
+        self._manifests = manifests
         self._runtime = runtime
         self._options = options
+        self._loop = WriteLoop(manifests, base, runtime, options, ordered=ordered, marks=marks)
+        self._hung_s_max = delivery_s_of(options, manifests.url) + HUNG_S_MAX
+        if isinstance(runtime, ThreadRuntime):
+            _keep_count(self._loop, manifests.url, runtime)
 
     @classmethod
     @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log. LogExistsError when there is one; it stays unchanged."""
         runtime = runtime or shared_runtime()
-        manifests = ManifestStore(log_store(with_retries(store, runtime), check_log_name(log)), runtime)
+        manifests = ManifestStore(log_store(with_retries(store, runtime), log), runtime)
         # No clock is read: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
         manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
@@ -97,24 +136,8 @@ class LogWriter:
         acknowledged when both are durable. UnmarkedError is raised for one that is in the log without a mark.
         """
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
-        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
-        return cls._on(manifests, manifests.open, options, runtime, ordered=ordered, marks=marks)
-
-    @classmethod
-    def _on(
-        cls,
-        manifests: ManifestStore,
-        load: Callable[[], Installed],
-        options: WriterOptions,
-        runtime: Runtime,
-        *,
-        ordered: bool,
-        marks: Marks | None,
-    ) -> Self:
-        timeout_s = options.delivery_timeout_s
-        retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
-        base = until_answered(load, for_store(retry, manifests), runtime)
-        return cls(Pipeline(manifests, base, runtime, options, ordered=ordered, marks=marks), runtime, options)
+        manifests = ManifestStore(log_store(store, log), runtime, options.retry)
+        return cls(manifests, manifests.open, runtime, options, ordered=ordered, marks=marks)
 
     @classmethod
     @checked(**_OPENING)
@@ -130,10 +153,10 @@ class LogWriter:
     ) -> Self:
         """Open a log for appending, creating it first when it does not exist."""
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
-        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
+        manifests = ManifestStore(log_store(store, log), runtime, options.retry)
         try:
             # Whether a manifest that is not found was lost, ``initialize`` finds out.
-            return cls._on(manifests, manifests.load, options, runtime, ordered=ordered, marks=marks)
+            return cls(manifests, manifests.load, runtime, options, ordered=ordered, marks=marks)
         except LogNotFoundError:
             # Another process may have created it just now; that is fine.
             with contextlib.suppress(LogExistsError):
@@ -148,7 +171,7 @@ class LogWriter:
     @property
     def log_id(self) -> LogId:
         """The id of this life of the log: another one after the log was destroyed and its name used again."""
-        return self._pipeline.log_id
+        return self._manifests.log_id()
 
     def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.
@@ -160,8 +183,8 @@ class LogWriter:
         InvalidRequestError when it cannot be a record. KeyRequiredError is both: a log that its policy compacts takes
         no record without a key.
         """
-        self._pipeline.check_awaited_here()
-        return self._pipeline.outcome_of(self.submit(body, key=key, expect_next=expect_next))
+        self._check_may_wait()
+        return self._result(self.submit(body, key=key, expect_next=expect_next))
 
     @checked(records=several, expect_next=optional(integer))
     def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
@@ -169,8 +192,8 @@ class LogWriter:
 
         Errors as ``append``; ``expect_next`` is the first record's offset.
         """
-        self._pipeline.check_awaited_here()
-        return self._pipeline.outcome_of(self.submit_many(records, expect_next=expect_next))
+        self._check_may_wait()
+        return self._result(self.submit_many(records, expect_next=expect_next))
 
     @checked(table=a_table, expect_next=optional(integer))
     def append_table(self, table: Rows, *, expect_next: int | None = None) -> LogPosition:
@@ -181,8 +204,8 @@ class LogWriter:
         tombstone. Limits and errors are those of ``append_many``, but no Python object is made for a record, which is
         several times as fast.
         """
-        self._pipeline.check_awaited_here()
-        return self._pipeline.outcome_of(self.submit_table(table, expect_next=expect_next))
+        self._check_may_wait()
+        return self._result(self.submit_table(table, expect_next=expect_next))
 
     @checked(**_APPENDING)
     def submit(
@@ -231,14 +254,32 @@ class LogWriter:
 
     def _submit(self, columns: Columns, expect_next: int | None, timeout_s: float | None) -> Future[LogPosition]:
         future: Outcome[LogPosition] = Outcome()
-        self._queue(columns, future, expect_next, timeout_s)
+        self._accept(columns, future, expect_next, timeout_s)
         return future
 
-    def _queue(
+    def _accept(
         self, columns: Columns, future: Outcome[LogPosition], expect_next: int | None, timeout_s: float | None
     ) -> None:
-        expect_next = check_expected(expect_next)
-        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
+        """Queue an append; block while too many bytes wait to become durable.
+
+        OverloadedError after ``timeout_s``, or when a call of the store never returns.
+        """
+        append = Append(columns, future, self._runtime.monotonic_s(), check_expected(expect_next))
+        self._check_reentry()
+        self._loop.accept(append, may_wait=timeout_s is None or timeout_s > 0)
+        if append.admitted is None:
+            return
+        try:
+            if timeout_s is None:
+                self._wait_until_done(append.admitted)
+            self._runtime.wait(append.admitted, timeout_s)
+        except Exception as error:
+            overloaded = self._loop.withdraw(append)
+            # Withdrawn, whatever was raised: an append reported as not begun must not begin.
+            if not isinstance(error, TimeoutError | UnknownDurabilityError):
+                raise
+            if append.withdrawn:
+                raise overloaded from (None if isinstance(error, TimeoutError) else error)
 
     def resume(self) -> ResumeReport:
         """Let an ordered writer continue after it has halted; report which of its appends are in the log.
@@ -249,50 +290,124 @@ class LogWriter:
         writer then stays halted. If the writer is not halted, the call blocks, as ``flush`` does, until nothing is
         in flight, and counts those appends, too.
         """
-        return self._pipeline.resume()
+        self._check_may_wait()
+        halt = self._loop.halt
+        if not halt.ordered:
+            message = f"log {self._manifests.url}: expected an ordered writer to resume, found one that is not"
+            raise InvalidRequestError(message)
+        report = None
+        while report is None:
+            if halt.failure is None:
+                # Appends in flight may still become durable, or halt the writer: count them now, not later.
+                self.flush()
+            report = self._loop.resume()
+        return report
 
     def stats(self) -> WriterStats:
         """Return what waits, for how long, and what became of the rest. Cheap; from any thread."""
-        return self._pipeline.stats()
+        self._runtime.check_process()
+        return self._loop.stats()
 
     def flush(self) -> None:
-        """Block until everything submitted so far has its outcome."""
-        self._pipeline.flush()
+        """Block until everything submitted so far has its outcome, without waiting for fuller batches."""
+        self._check_may_wait()
+        for future in self._loop.hurry():
+            self._wait_until_done(future)
 
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome."""
-        self._pipeline.close()
+        self._check_may_wait()
+        self._loop.close()
+        self.flush()
 
-    def __enter__(self) -> Self:
-        return self
+    # ------------------------------------------------------------------ waiting
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _result(self, future: Future[LogPosition]) -> LogPosition:
+        """Block until an append has its outcome; UnknownDurabilityError when a call of the store never returns."""
+        self._wait_until_done(future)
+        return future.result()
+
+    def _wait_until_done(self, future: Future[T]) -> None:
+        """Raise UnknownDurabilityError once the oldest append should have its outcome, and none gets any."""
+        ended, looks = -1, 0
+        while not future.done():
+            with contextlib.suppress(TimeoutError, LogError):
+                self._runtime.wait(future, _LOOK_S)
+                return
+            stats = self.stats()
+            # Looks are counted, too: in a process that was stopped, nothing could end.
+            before, ended = ended, stats.appends + stats.appends_failed
+            looks = looks + 1 if ended == before else 0
+            if looks >= _LOOKS_MAX and stats.oldest_age_s > self._hung_s_max:
+                raise self._hung(stats)
+
+    def _hung(self, stats: WriterStats) -> UnknownDurabilityError:
+        longest = WATCH.longest()
+        message = (
+            f"log {self._manifests.url}: {stats.appends_waiting} appends have no outcome after"
+            f" {stats.oldest_age_s:.0f} s: {longest or 'a call of the store does not return'}: unknown whether they are"
+            f" in the log, or will be"
+        )
+        WRITER.error("%s", message)
+        return UnknownDurabilityError(message)
+
+    def _check_may_wait(self) -> None:
+        """Refuse to wait for an append where the wait would block it, as in a ``__del__`` called during a step."""
+        self._check_reentry()
+        if self._loop.driven_here:
+            raise reentered(f"log {self._manifests.url}")
+
+    def _check_reentry(self) -> None:
+        self._runtime.check_process()
+        if self._loop.lock.owned():
+            raise reentered(f"log {self._manifests.url}")
 
 
-def submit_told(
+def submit_columns(
     writer: LogWriter,
     columns: Columns,
-    tell: Callable[[Future[LogPosition]], object],
+    on_done: Callable[[Future[LogPosition]], object],
     *,
     expect_next: int | None = None,
     timeout_s: float | None = None,
 ) -> None:
     """Queue records that were checked by the writer's options, as ``submit_many`` does.
 
-    ``tell`` gets their future once it has its outcome. It is no callback: it waits for none, and must wait for nothing.
-    It may be called although this raises an error.
+    ``on_done`` gets their future once it has its outcome. It is no callback: it waits for none, and must wait for
+    nothing. It may be called although this raises an error.
     """
-    writer._queue(columns, TellingOutcome(tell), expect_next, timeout_s)  # noqa: SLF001 - of this module
+    writer._accept(columns, NotifyingOutcome(on_done), expect_next, timeout_s)  # noqa: SLF001 - of this module
 
 
-def outcome_of(writer: LogWriter, future: Future[LogPosition]) -> LogPosition:
+def result_of(writer: LogWriter, future: Future[LogPosition]) -> LogPosition:
     """Block until an append through a writer has its outcome, as ``append`` does."""
-    return writer._pipeline.outcome_of(future)  # noqa: SLF001 - of this module
+    return writer._result(future)  # noqa: SLF001 - of this module
 
 
 def num_offsets_held(writer: LogWriter) -> int:
     """Return how many offsets the log holds, as far as its writer knows; 0 while its state is unknown. No request."""
-    return writer._pipeline.num_offsets_held  # noqa: SLF001 - of this module
+    base = writer._loop.position.base  # noqa: SLF001 - of this module
+    return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
+
+
+def _keep_count(loop: WriteLoop, url: str, runtime: ThreadRuntime) -> None:
+    if not _loops:
+        # Again, if it was before: what is registered last runs first, and the runtime's end forgets what waits.
+        atexit.unregister(_name_unfinished)
+        atexit.register(_name_unfinished)
+    _loops[loop] = url, runtime
+
+
+def _name_unfinished() -> None:
+    """Say how many appends the process may end without: their writers were not closed."""
+    for loop, (url, runtime) in list(_loops.items()):
+        with contextlib.suppress(LogError):
+            # A fork has its parent's writers.
+            runtime.check_process()
+            count = loop.num_waiting()
+            if count:
+                text = (
+                    "log %s: the process ends without an outcome of %d appends, which may not be in the log: close the"
+                    " writer, or wait for their futures"
+                )
+                WRITER.warning(text, url, count)

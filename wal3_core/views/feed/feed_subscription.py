@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError, LogError
+from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.read.consumed import keep_successors
-from wal3_core.log.read.following import Calls, Closing, awaited
+from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits
@@ -26,7 +26,6 @@ from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.record import Record
@@ -38,7 +37,7 @@ _ASIDE_MAX = 4
 _an_item = instance_of(Delivery, Gap, Stray)
 
 
-class FeedSubscription(Follower[Item], Closing):
+class FeedSubscription(Follower[Item], AsyncClosing):
     """Receives the messages of a log under a name that outlives this process. A context manager.
 
     Each message is delivered until it is acknowledged, in any order; what was not acknowledged when a process ended, or
@@ -262,21 +261,6 @@ class FeedSubscription(Follower[Item], Closing):
         super().close()
         self._async.close()
         self._saved.close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except LogError as failure:
-            if error is None:
-                raise
-            error.add_note(f"{type(failure).__name__}: {failure}")
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._async.made(partial(self.__exit__, kind, error, trace))
 
     # ------------------------------------------------------------------ reading
 

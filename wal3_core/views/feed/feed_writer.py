@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
 from wal3_core.options import View, WriterOptions, of_view
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-class FeedWriter(Closing):
+class FeedWriter(AsyncClosing):
     """Publishes messages to a log. Safe to share between threads; close it, or use it as a context manager.
 
     It writes through a ``LogWriter``, and its options are those of one: messages wait in memory until

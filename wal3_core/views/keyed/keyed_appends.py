@@ -19,12 +19,12 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
-from wal3_core.log.read.following import Calls, Closing
+from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.log.read.history import History
 from wal3_core.log.read.walk import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
-from wal3_core.log.write.writer import LogWriter, submit_told
+from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
 from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later
@@ -159,7 +159,7 @@ class ConditionalAppend:
             self._is_submitted = True
         tell = partial(self._ended, tries_left - 1)
         timeout_s = None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
-        submit_told(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
+        submit_columns(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
 
     def _end(self) -> int:
         """Return the end of the log up to which each key's last record is the expected one."""
@@ -216,7 +216,7 @@ _CALLS_MAX = 8
 _WAITING: Mapping[str, Check] = {"await_durable": flag, "timeout_s": optional(seconds)}
 
 
-class KeyedAppends(Closing):
+class KeyedAppends(AsyncClosing):
     """The appends of a keyed log, by a writer that the first one opens."""
 
     def __init__(self, store: ObjectStore, log: str, *, options: KeyedOptions, runtime: Runtime) -> None:

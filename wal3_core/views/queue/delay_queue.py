@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
-from wal3_core.log.read.following import Calls, Closing, awaited
+from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _CALLS_MAX = 32
 
 
-class DelayQueue(Closing):
+class DelayQueue(AsyncClosing):
     """A queue and its one broker, which is this object. Safe to share between threads; a context manager.
 
     Each call returns when its effect is durable. To open a queue takes it from the broker before, whose calls raise

@@ -35,6 +35,7 @@ from wal3_core.errors import (
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.log.write.in_flight import view_required
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staged.once import IdempotentAppend, Once
@@ -43,7 +44,6 @@ from wal3_core.log.write.staged.staging import (
     StagedFragment,
     key_required,
     place_records,
-    view_required,
     write_fragment,
 )
 from wal3_core.log.write.stats import Meter
@@ -447,7 +447,7 @@ def num_offsets_with(
 
     An install is an epoch of its own, of one commit. The manifest forgets epochs, and a pass joins fragments.
     """
-    bounds = [*(entry.first_seq_no for entry in manifest.epochs), manifest.next.seq_no]
+    bounds = [*(epoch.first_seq_no for epoch in manifest.epochs), manifest.next.seq_no]
     at = bisect_right(bounds, fragment.seq_no)
     if not 0 < at < len(bounds):
         return None

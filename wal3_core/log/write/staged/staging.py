@@ -9,20 +9,19 @@ Source: docs/protocol.md, "Staged appends".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from wal3_core.arguments import checked, instance_of
-from wal3_core.errors import InvalidRequestError, KeyRequiredError, ViewRequiredError
-from wal3_core.model.fragment import FragmentPointer
+from wal3_core.errors import InvalidRequestError, KeyRequiredError
+from wal3_core.log.write.columns import check_each, lengths_of
+from wal3_core.log.write.in_flight import pointer_to, view_required
 from wal3_core.model.manifest import Boundary
 from wal3_core.model.parquet.encoding import encode_table
-from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.options import View, WriterOptions
+from wal3_core.options import WriterOptions
 from wal3_core.runtime import shared_runtime, wall_us
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -32,11 +31,11 @@ from wal3_core.storage.retrying import with_retries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.log.write.columns import Lengths
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.paths import LogId
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-
-Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 MESSAGE_SCHEMA = pa.schema([("key", pa.large_binary()), ("body", pa.large_binary())])
 
@@ -103,26 +102,15 @@ class Stager:
 
     def _sizes(self, table: pa.Table) -> Lengths:
         """Return the rows' sizes in bytes, after checking each row."""
-        keys, bodies = table["key"], table["body"]
-        empty = pc.and_(keys.is_null(), bodies.is_null())
-        if pc.any(empty).as_py():
-            row = pc.index(empty, value=True).as_py()
-            message = f"stage: row {row} of {len(table)}: record: expected a body, a key, or both, found neither"
-            raise InvalidRequestError(message)
-        if self._keyed and keys.null_count:
+        sizes = {name: lengths_of(name, table[name]) for name in MESSAGE_SCHEMA.names}
+        missing = {name: table[name].is_null().to_numpy() for name in MESSAGE_SCHEMA.names}
+        check_each("stage: row", sizes, missing, self._options.record_bytes_max)
+        if self._keyed and missing["key"].any():
             # The policy may have been changed since.
             self._keyed = self._manifests.load().manifest.keyed
             if self._keyed:
                 raise key_required(self._manifests.url)
-        sizes = cast("Lengths", _lengths(keys) + _lengths(bodies))
-        largest = int(sizes.argmax())
-        if sizes[largest] > self._options.record_bytes_max:
-            message = (
-                f"stage: row {largest} of {len(table)}: record: expected at most {self._options.record_bytes_max} bytes"
-                f" of key and body, found {sizes[largest]}"
-            )
-            raise InvalidRequestError(message)
-        return sizes
+        return sizes["key"] + sizes["body"]
 
     def _cut(self, sizes: Lengths) -> Iterator[tuple[int, int]]:
         """Cut rows into fragments of the options' size; each has at least one row."""
@@ -145,7 +133,7 @@ class Stager:
             self._options,
             self._runtime,
         )
-        self._place = after(pointer)
+        self._place = Boundary(FragmentSeqNo(pointer.seq_no + 1), pointer.limit)
         keyless = table["key"].null_count > 0
         return StagedFragment(
             pointer=pointer,
@@ -171,33 +159,10 @@ def write_fragment(
 ) -> FragmentPointer:
     """Encode records that have their places, and make them durable; nothing names them yet."""
     encoded = encode_table(table, seq_no=seq_no, token=token)
-    path = fragment_path(seq_no, token)
-    write_immutable(store, path, encoded.data, options.retry, runtime)
     start = LogPosition(table["offset"][0].as_py(), table["timestamp_us"][0].as_py())
-    return FragmentPointer(
-        path=path,
-        first_seq_no=seq_no,
-        seq_no=seq_no,
-        start=start,
-        limit=LogPosition(start.offset + len(table), start.timestamp_us),
-        setsum=encoded.setsum,
-        num_bytes=len(encoded.data),
-        num_records=len(table),
-    )
-
-
-def after(pointer: FragmentPointer) -> Boundary:
-    """Return the place behind a fragment."""
-    return Boundary(FragmentSeqNo(pointer.seq_no + 1), pointer.limit)
-
-
-def view_required(url: str, owner: View | None, found: View | None) -> ViewRequiredError:
-    """Return the error of a log that takes appends of one view alone."""
-    message = (
-        f"log {url}: expected an append of the view {owner}, found one of {found or 'none'}: the policy says whose the"
-        f" log is: append as that view does, to another log, or change the policy (`wal3 policy LOG --no-view`)"
-    )
-    return ViewRequiredError(message)
+    pointer = pointer_to(encoded, seq_no, token, start, len(table))
+    write_immutable(store, pointer.path, encoded.data, options.retry, runtime)
+    return pointer
 
 
 def key_required(url: str) -> KeyRequiredError:
@@ -206,10 +171,6 @@ def key_required(url: str) -> KeyRequiredError:
         f"log {url}: expected a key in each row, found none in some: the log is keyed, since its policy compacts it"
     )
     return KeyRequiredError(message)
-
-
-def _lengths(column: pa.ChunkedArray) -> Lengths:
-    return cast("Lengths", pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64))
 
 
 def _named(schema: pa.Schema) -> str:
