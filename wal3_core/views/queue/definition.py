@@ -9,7 +9,7 @@ from wal3_core.arguments import integer, make_plain, optional
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.strict_json import check_format_version
-from wal3_core.options import MIB, ReaderOptions, View, WriterOptions, check_ranges, of_view
+from wal3_core.options import MIB, Options, ReaderOptions, View, WriterOptions, check_range, of_view, within
 from wal3_core.views.queue.items import LEASE_S_MAX, a_delay, whole_ms
 
 if TYPE_CHECKING:
@@ -46,15 +46,10 @@ class QueueDefinition:
             value_bytes_max=integer,
             items_max=optional(integer),
         )
-        ranges: dict[str, tuple[float, float]] = {
-            "lease_s": (1 / MS_PER_S, LEASE_S_MAX),
-            "value_bytes_max": (1, VALUE_BYTES_MAX),
-        }
-        if self.max_deliveries is not None:
-            ranges["max_deliveries"] = (1, _COUNT_MAX)
-        if self.items_max is not None:
-            ranges["items_max"] = (1, _COUNT_MAX)
-        check_ranges(self, ranges)
+        check_range("lease_s", self.lease_s, 1 / MS_PER_S, LEASE_S_MAX)
+        check_range("max_deliveries", self.max_deliveries, 1, _COUNT_MAX)
+        check_range("value_bytes_max", self.value_bytes_max, 1, VALUE_BYTES_MAX)
+        check_range("items_max", self.items_max, 1, _COUNT_MAX)
         # As it is kept.
         object.__setattr__(self, "lease_s", whole_ms(self.lease_s) / MS_PER_S)
 
@@ -106,7 +101,7 @@ _WRITER_MIN = {"record_bytes_max": 9 * MIB, "fragment_bytes_max": 48 * MIB, "bat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueOptions:
+class QueueOptions(Options):
     """Limits of one process that opens a queue.
 
     Values that were read or enqueued last take at most ``cache_bytes_max`` bytes of memory; those of items due within
@@ -118,30 +113,19 @@ class QueueOptions:
     9 MiB, and 48 MiB or 50,000 of them together.
     """
 
-    cache_bytes_max: int = 64 * MIB
-    prefetch_items: int = 256
-    prefetch_s: float = 5.0
-    checkpoint_records: int = 100_000
-    checkpoint_bytes: int = 64 * MIB
-    checkpoint_fragments: int = 500
-    bytes_waiting_max: int = 64 * MIB
+    cache_bytes_max: int = field(default=64 * MIB, metadata=within(0, _OPTION_MAX))
+    prefetch_items: int = field(default=256, metadata=within(0, _COUNT_MAX))
+    prefetch_s: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
+    checkpoint_records: int = field(default=100_000, metadata=within(1, _COUNT_MAX))
+    checkpoint_bytes: int = field(default=64 * MIB, metadata=within(1, _OPTION_MAX))
+    checkpoint_fragments: int = field(default=500, metadata=within(1, _COUNT_MAX))
+    bytes_waiting_max: int = field(default=64 * MIB, metadata=within(1, _OPTION_MAX))
     writer: WriterOptions = field(default_factory=lambda: WriterOptions(batch_age_s_max=0))
     reader: ReaderOptions = field(default_factory=ReaderOptions)
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "cache_bytes_max": (0, _OPTION_MAX),
-                "prefetch_items": (0, _COUNT_MAX),
-                "prefetch_s": (0, _SECONDS_MAX),
-                "checkpoint_records": (1, _COUNT_MAX),
-                "checkpoint_bytes": (1, _OPTION_MAX),
-                "checkpoint_fragments": (1, _COUNT_MAX),
-                "bytes_waiting_max": (1, _OPTION_MAX),
-            },
-        )
+        Options.__post_init__(self)
         object.__setattr__(self, "writer", of_view(self.writer, View.QUEUE))
         for name, least in _WRITER_MIN.items():
             found = getattr(self.writer, name)
