@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
 from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text, wrong
@@ -73,19 +73,6 @@ def expanded_bytes(num_bytes: int, num_records: int) -> int:
     return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
 
 
-def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
-    """Make the values of options plain, and refuse one of a wrong type or out of its range."""
-    make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
-    for name, (least, most) in ranges.items():
-        value = getattr(options, name)
-        if value is None:
-            continue
-        # This form also refuses NaN.
-        if not least <= value <= most:
-            message = f"option {name}: expected a number from {least} to {most}, found {value}"
-            raise InvalidRequestError(message)
-
-
 _CHECKS: Mapping[object, Check] = {
     "int": integer,
     "int | None": optional(integer),
@@ -103,8 +90,35 @@ def _check_of(option: Field[object]) -> Check:
     return _CHECKS.get(option.type) or instance_of(globals()[str(option.type)])
 
 
+def within(least: float, most: float) -> Mapping[str, tuple[float, float]]:
+    """Return the metadata of an option's field that says its range."""
+    return {"range": (least, most)}
+
+
+def check_range(name: str, value: float | None, least: float, most: float) -> None:
+    """Refuse the value of an option that is out of its range, unless it is None."""
+    # This form also refuses NaN.
+    if value is not None and not least <= value <= most:
+        message = f"option {name}: expected a number from {least} to {most}, found {value}"
+        raise InvalidRequestError(message)
+
+
+class Options:
+    """Base of the dataclasses of options: makes their values plain, and refuses those of a wrong type or range."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Check each field by its declared type, and by the range that its metadata says."""
+        declared = fields(cast("Any", self))
+        make_plain(self, **{each.name: _check_of(each) for each in declared})
+        for each in declared:
+            if "range" in each.metadata:
+                check_range(each.name, getattr(self, each.name), *each.metadata["range"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryOptions:
+class RetryOptions(Options):
     """How long a request is tried again while the store does not answer.
 
     The last try begins ``timeout_s`` seconds after the first; None means the value in the store's URL
@@ -112,27 +126,14 @@ class RetryOptions:
     ``pause_s_min`` to ``pause_s_max``. ``attempts_max`` limits the number of tries.
     """
 
-    timeout_s: float | None = None
-    pause_s_min: float = 0.05
-    pause_s_max: float = 2.0
-    attempts_max: int = 100_000
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        pause_s = (0, _SECONDS_MAX)
-        check_ranges(
-            self,
-            {
-                "timeout_s": pause_s,
-                "pause_s_min": pause_s,
-                "pause_s_max": pause_s,
-                "attempts_max": (1, _COUNT_MAX),
-            },
-        )
+    timeout_s: float | None = field(default=None, metadata=within(0, _SECONDS_MAX))
+    pause_s_min: float = field(default=0.05, metadata=within(0, _SECONDS_MAX))
+    pause_s_max: float = field(default=2.0, metadata=within(0, _SECONDS_MAX))
+    attempts_max: int = field(default=100_000, metadata=within(1, _COUNT_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotOptions:
+class SnapshotOptions(Options):
     """The shape of the manifest's tree of snapshots; benchmarks/ measures how much a commit writes.
 
     A snapshot of depth 1 holds ``fragments_per_snapshot`` fragments; ``fragments_kept`` of the newest
@@ -145,37 +146,20 @@ class SnapshotOptions:
     ``wait_s_max`` seconds for that.
     """
 
-    fragments_per_snapshot: int = 16
-    fragments_kept: int = 4
-    snapshots_per_roll: int = 8
-    snapshot_pointers_max: int = 1024
-    gc_interval_s: int = 24 * 60 * 60
-    rolls_ahead_max: int = 64
-    uploads_max: int = 4
-    wait_s_max: float = 5.0
-    loaded_max: int = 64
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "fragments_per_snapshot": (1, POINTERS_MAX),
-                "fragments_kept": (0, _COUNT_MAX),
-                # Nodes of one pointer would never reduce the number of pointers.
-                "snapshots_per_roll": (2, POINTERS_MAX),
-                "snapshot_pointers_max": (2, POINTERS_MAX),
-                "gc_interval_s": (1, _SECONDS_MAX),
-                "rolls_ahead_max": (1, _COUNT_MAX),
-                "uploads_max": (1, _COUNT_MAX),
-                "wait_s_max": (0, _SECONDS_MAX),
-                "loaded_max": (0, _COUNT_MAX),
-            },
-        )
+    fragments_per_snapshot: int = field(default=16, metadata=within(1, POINTERS_MAX))
+    fragments_kept: int = field(default=4, metadata=within(0, _COUNT_MAX))
+    # Nodes of one pointer would never reduce the number of pointers.
+    snapshots_per_roll: int = field(default=8, metadata=within(2, POINTERS_MAX))
+    snapshot_pointers_max: int = field(default=1024, metadata=within(2, POINTERS_MAX))
+    gc_interval_s: int = field(default=24 * 60 * 60, metadata=within(1, _SECONDS_MAX))
+    rolls_ahead_max: int = field(default=64, metadata=within(1, _COUNT_MAX))
+    uploads_max: int = field(default=4, metadata=within(1, _COUNT_MAX))
+    wait_s_max: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
+    loaded_max: int = field(default=64, metadata=within(0, _COUNT_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterOptions:
+class WriterOptions(Options):
     """Limits of one log's writer.
 
     A batch is cut into a fragment at ``batch_bytes_max`` bytes or ``batch_records_max`` records; at once
@@ -192,43 +176,22 @@ class WriterOptions:
     view sets it itself. No setting allows a fragment that a reader's defaults refuse.
     """
 
-    record_bytes_max: int = 16 * MIB
-    batch_bytes_max: int = 8 * MIB
-    batch_records_max: int = 65_536
-    batch_age_s_max: float = 0.01
-    fragment_bytes_max: int = 64 * MIB
-    uploads_max: int = 4
-    fragments_in_flight_max: int = 16
-    bytes_held_max: int = 128 * MIB
-    reseals_max: int = 32
-    rebases_max: int = 256
-    commit_pause_s_max: float = 5.0
-    clock_ahead_s_max: float = CLOCK_AHEAD_S_MAX
-    delivery_timeout_s: float | None = None
+    record_bytes_max: int = field(default=16 * MIB, metadata=within(1, FRAGMENT_BYTES_MAX))
+    batch_bytes_max: int = field(default=8 * MIB, metadata=within(1, FRAGMENT_BYTES_MAX))
+    batch_records_max: int = field(default=65_536, metadata=within(1, FRAGMENT_RECORDS_MAX))
+    batch_age_s_max: float = field(default=0.01, metadata=within(0, _SECONDS_MAX))
+    fragment_bytes_max: int = field(default=64 * MIB, metadata=within(1, FRAGMENT_BYTES_MAX))
+    uploads_max: int = field(default=4, metadata=within(1, _COUNT_MAX))
+    fragments_in_flight_max: int = field(default=16, metadata=within(1, _COUNT_MAX))
+    bytes_held_max: int = field(default=128 * MIB, metadata=within(1, _BYTES_MAX))
+    reseals_max: int = field(default=32, metadata=within(0, _COUNT_MAX))
+    rebases_max: int = field(default=256, metadata=within(1, _COUNT_MAX))
+    commit_pause_s_max: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
+    clock_ahead_s_max: float = field(default=CLOCK_AHEAD_S_MAX, metadata=within(1, _SECONDS_MAX))
+    delivery_timeout_s: float | None = field(default=None, metadata=within(0, _SECONDS_MAX))
     view: View | None = None
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "record_bytes_max": (1, FRAGMENT_BYTES_MAX),
-                "batch_bytes_max": (1, FRAGMENT_BYTES_MAX),
-                "batch_records_max": (1, FRAGMENT_RECORDS_MAX),
-                "batch_age_s_max": (0, _SECONDS_MAX),
-                "fragment_bytes_max": (1, FRAGMENT_BYTES_MAX),
-                "uploads_max": (1, _COUNT_MAX),
-                "fragments_in_flight_max": (1, _COUNT_MAX),
-                "bytes_held_max": (1, _BYTES_MAX),
-                "reseals_max": (0, _COUNT_MAX),
-                "rebases_max": (1, _COUNT_MAX),
-                "commit_pause_s_max": (0, _SECONDS_MAX),
-                "clock_ahead_s_max": (1, _SECONDS_MAX),
-                "delivery_timeout_s": (0, _SECONDS_MAX),
-            },
-        )
 
 
 @checked(options=optional(instance_of(WriterOptions)))
@@ -238,7 +201,7 @@ def of_view(options: WriterOptions | None, view: View) -> WriterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderOptions:
+class ReaderOptions(Options):
     """Limits of one log's reader.
 
     ``prefetch_fragments`` are fetched ahead of the caller, and up to ``prefetch_snapshots`` of the
@@ -252,33 +215,18 @@ class ReaderOptions:
     """
 
     verify: bool = True
-    prefetch_fragments: int = 2
-    prefetch_snapshots: int = 4
-    fragment_expanded_bytes_max: int = FRAGMENT_EXPANDED_BYTES_MAX
-    poll_s_min: float = 0.1
-    poll_s_max: float = 2.0
-    reloads_max: int = 8
-    snapshots_loaded_max: int = 64
+    prefetch_fragments: int = field(default=2, metadata=within(0, _COUNT_MAX))
+    prefetch_snapshots: int = field(default=4, metadata=within(0, _COUNT_MAX))
+    fragment_expanded_bytes_max: int = field(default=FRAGMENT_EXPANDED_BYTES_MAX, metadata=within(1, _BYTES_MAX))
+    poll_s_min: float = field(default=0.1, metadata=within(0, _SECONDS_MAX))
+    poll_s_max: float = field(default=2.0, metadata=within(0, _SECONDS_MAX))
+    reloads_max: int = field(default=8, metadata=within(1, _COUNT_MAX))
+    snapshots_loaded_max: int = field(default=64, metadata=within(0, _COUNT_MAX))
     retry: RetryOptions = field(default_factory=RetryOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "prefetch_fragments": (0, _COUNT_MAX),
-                "prefetch_snapshots": (0, _COUNT_MAX),
-                "fragment_expanded_bytes_max": (1, _BYTES_MAX),
-                "poll_s_min": (0, _SECONDS_MAX),
-                "poll_s_max": (0, _SECONDS_MAX),
-                "reloads_max": (1, _COUNT_MAX),
-                "snapshots_loaded_max": (0, _COUNT_MAX),
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
+class ConsumerOptions(Options):
     """How a consumer saves its cursors and waits.
 
     With ``auto_commit`` it saves them when ``commit_records_max`` records were processed, or ``commit_s_max`` seconds
@@ -290,23 +238,11 @@ class ConsumerOptions:
     """
 
     auto_commit: bool = True
-    commit_records_max: int = 1000
-    commit_s_max: float = 5.0
-    batch_records_max: int = 1000
-    idle_s: float | None = None
+    commit_records_max: int = field(default=1000, metadata=within(1, _COUNT_MAX))
+    commit_s_max: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
+    batch_records_max: int = field(default=1000, metadata=within(1, _COUNT_MAX))
+    idle_s: float | None = field(default=None, metadata=within(0, _SECONDS_MAX))
     reader: ReaderOptions = field(default_factory=ReaderOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "commit_records_max": (1, _COUNT_MAX),
-                "commit_s_max": (0, _SECONDS_MAX),
-                "batch_records_max": (1, _COUNT_MAX),
-                "idle_s": (0, _SECONDS_MAX),
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +286,7 @@ UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorOptions:
+class CollectorOptions(Options):
     """How one log's garbage is collected.
 
     Pruned objects are deleted ``interval_s`` seconds later, so that readers of an older manifest
@@ -363,37 +299,21 @@ class CollectorOptions:
     times; a change of the manifest is tried ``rebases_max`` times.
     """
 
-    interval_s: float = 24 * 60 * 60
-    fraction_max: float = 0.9
+    interval_s: float = field(default=24 * 60 * 60, metadata=within(0, _SECONDS_MAX))
+    fraction_max: float = field(default=0.9, metadata=within(0, 1))
     without_cursors: bool = False
-    orphans_max: int = 10_000
-    deletes_per_s: float = 500.0
-    deletes_ahead: int = 8
-    rounds_max: int = 16
-    rebases_max: int = REBASES_MAX
-    snapshots_loaded_max: int = 256
+    orphans_max: int = field(default=10_000, metadata=within(0, POINTERS_MAX))
+    # Slower than one delete in a quarter of an hour is a mistake, and 0 would never end.
+    deletes_per_s: float = field(default=500.0, metadata=within(0.001, _COUNT_MAX))
+    deletes_ahead: int = field(default=8, metadata=within(1, _COUNT_MAX))
+    rounds_max: int = field(default=16, metadata=within(1, _COUNT_MAX))
+    rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
+    snapshots_loaded_max: int = field(default=256, metadata=within(0, _COUNT_MAX))
     retry: RetryOptions = field(default_factory=RetryOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "interval_s": (0, _SECONDS_MAX),
-                "fraction_max": (0, 1),
-                "orphans_max": (0, POINTERS_MAX),
-                # Slower than one delete in a quarter of an hour is a mistake, and 0 would never end.
-                "deletes_per_s": (0.001, _COUNT_MAX),
-                "deletes_ahead": (1, _COUNT_MAX),
-                "rounds_max": (1, _COUNT_MAX),
-                "rebases_max": (1, _COUNT_MAX),
-                "snapshots_loaded_max": (0, _COUNT_MAX),
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotCompactorOptions:
+class SnapshotCompactorOptions(Options):
     """How one log's tree of snapshots is compacted.
 
     ``snapshots`` is the shape that its writers keep. One change of the manifest packs at most about
@@ -403,20 +323,8 @@ class SnapshotCompactorOptions:
     """
 
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
-    pointers_per_step_max: int = 16_384
-    requests_ahead: int = 8
-    rebases_max: int = REBASES_MAX
-    plans_max: int = 16
+    pointers_per_step_max: int = field(default=16_384, metadata=within(1, _COUNT_MAX))
+    requests_ahead: int = field(default=8, metadata=within(1, _COUNT_MAX))
+    rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
+    plans_max: int = field(default=16, metadata=within(1, _COUNT_MAX))
     retry: RetryOptions = field(default_factory=RetryOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "pointers_per_step_max": (1, _COUNT_MAX),
-                "requests_ahead": (1, _COUNT_MAX),
-                "rebases_max": (1, _COUNT_MAX),
-                "plans_max": (1, _COUNT_MAX),
-            },
-        )

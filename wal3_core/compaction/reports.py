@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, REBASES_MAX, RetryOptions, SnapshotOptions, check_ranges
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, REBASES_MAX, Options, RetryOptions, SnapshotOptions, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ _COUNT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyCompactorOptions:
+class KeyCompactorOptions(Options):
     """How passes of key compaction run.
 
     ``snapshots`` is the shape of the tree that the log's writers keep. ``requests_ahead`` objects are read or written
@@ -31,28 +31,14 @@ class KeyCompactorOptions:
     """
 
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
-    requests_ahead: int = 4
-    rebases_max: int = REBASES_MAX
-    plans_max: int = 8
-    bytes_per_s_max: int | None = None
-    fragment_expanded_bytes_max: int = FRAGMENT_EXPANDED_BYTES_MAX
-    snapshots_loaded_max: int = 256
+    requests_ahead: int = field(default=4, metadata=within(1, _COUNT_MAX))
+    rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
+    plans_max: int = field(default=8, metadata=within(1, _COUNT_MAX))
+    # Slower than a kilobyte a second is a mistake, and 0 would never end.
+    bytes_per_s_max: int | None = field(default=None, metadata=within(1024, 2**63 - 1))
+    fragment_expanded_bytes_max: int = field(default=FRAGMENT_EXPANDED_BYTES_MAX, metadata=within(1, 2**63 - 1))
+    snapshots_loaded_max: int = field(default=256, metadata=within(0, _COUNT_MAX))
     retry: RetryOptions = field(default_factory=RetryOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "requests_ahead": (1, _COUNT_MAX),
-                "rebases_max": (1, _COUNT_MAX),
-                "plans_max": (1, _COUNT_MAX),
-                # Slower than a kilobyte a second is a mistake, and 0 would never end.
-                "bytes_per_s_max": (1024, 2**63 - 1),
-                "fragment_expanded_bytes_max": (1, 2**63 - 1),
-                "snapshots_loaded_max": (0, _COUNT_MAX),
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import ClosedError, LogError, OverloadedError
 from wal3_core.fleet.outcomes import ends_writer
 from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
-from wal3_core.options import MIB, WriterOptions, check_ranges
+from wal3_core.options import MIB, Options, WriterOptions, within
 from wal3_core.runtime import Outcome, Runtime, reentered
 from wal3_core.storage.object_store import log_store, share_of
 
@@ -27,7 +27,7 @@ _HELD_BYTES_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOptions:
+class FleetOptions(Options):
     """How many logs a fleet has open, and how much it holds in memory.
 
     At most ``logs_open_max`` logs are open at a time, each of which takes some 45 KiB; of those without work, the one
@@ -39,22 +39,11 @@ class FleetOptions:
     policy may set another limit. None: only logs whose policy has a limit are refused.
     """
 
-    logs_open_max: int = 5000
-    bytes_held_max: int = 512 * MIB
+    logs_open_max: int = field(default=5000, metadata=within(1, _LOGS_MAX))
+    bytes_held_max: int = field(default=512 * MIB, metadata=within(1, _HELD_BYTES_MAX))
     creates: bool = False
-    unprocessed_max: int | None = None
+    unprocessed_max: int | None = field(default=None, metadata=within(UNPROCESSED_MIN, UNPROCESSED_MAX))
     writer: WriterOptions = field(default_factory=WriterOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "logs_open_max": (1, _LOGS_MAX),
-                "bytes_held_max": (1, _HELD_BYTES_MAX),
-                "unprocessed_max": (UNPROCESSED_MIN, UNPROCESSED_MAX),
-            },
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -12,12 +12,12 @@ import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError, NotDurableError
-from wal3_core.options import MIB, check_ranges
+from wal3_core.options import MIB, Options, check_range, within
 from wal3_core.queue_server.wire import PREFIX, BusyError, StoppingError, log_of, names_below
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue.delay_queue import DelayQueue
@@ -50,7 +50,7 @@ _ITEMS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueServerOptions:
+class QueueServerOptions(Options):
     """Limits of one server.
 
     A request's header arrives within ``header_s_max`` seconds, of the connection or of the answer before. Its body has
@@ -64,40 +64,24 @@ class QueueServerOptions:
     requests under way.
     """
 
-    header_s_max: float = 10.0
-
-    body_bytes_max: int = 16 * MIB
-    body_s_max: float = 30.0
-    held_bytes_max: int = 256 * MIB
-    answer_s_max: float = 30.0
-    items_max: int = 1000
-    answer_bytes_max: int = 128 * MIB
-    wait_s_max: float = 300.0
-    requests_max: int = 2000
-    waiting_max: int = 2000
-    requests_per_s: float = 1000.0
-    queues_max: int = 1000
-    stop_s_max: float = 10.0
+    header_s_max: float = field(default=10.0, metadata=within(0.001, _SECONDS_MAX))
+    body_bytes_max: int = field(default=16 * MIB, metadata=within(1, _BYTES_MAX))
+    body_s_max: float = field(default=30.0, metadata=within(0.001, _SECONDS_MAX))
+    held_bytes_max: int = field(default=256 * MIB, metadata=within(1, _BYTES_MAX))
+    answer_s_max: float = field(default=30.0, metadata=within(0.001, _SECONDS_MAX))
+    items_max: int = field(default=1000, metadata=within(1, _ITEMS_MAX))
+    answer_bytes_max: int = field(default=128 * MIB, metadata=within(1, _BYTES_MAX))
+    wait_s_max: float = field(default=300.0, metadata=within(0, _SECONDS_MAX))
+    requests_max: int = field(default=2000, metadata=within(1, _COUNT_MAX))
+    waiting_max: int = field(default=2000, metadata=within(0, _COUNT_MAX))
+    requests_per_s: float = field(default=1000.0, metadata=within(0, _COUNT_MAX))
+    queues_max: int = field(default=1000, metadata=within(1, _COUNT_MAX))
+    stop_s_max: float = field(default=10.0, metadata=within(0, _SECONDS_MAX))
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "header_s_max": (0.001, _SECONDS_MAX),
-                "body_bytes_max": (1, _BYTES_MAX),
-                "body_s_max": (0.001, _SECONDS_MAX),
-                "held_bytes_max": (self.body_bytes_max, _BYTES_MAX),
-                "answer_s_max": (0.001, _SECONDS_MAX),
-                "items_max": (1, _ITEMS_MAX),
-                "answer_bytes_max": (1, _BYTES_MAX),
-                "wait_s_max": (0, _SECONDS_MAX),
-                "requests_max": (1, _COUNT_MAX),
-                "waiting_max": (0, _COUNT_MAX),
-                "requests_per_s": (0, _COUNT_MAX),
-                "queues_max": (1, _COUNT_MAX),
-                "stop_s_max": (0, _SECONDS_MAX),
-            },
-        )
+        """Refuse values of a wrong type or out of range, and bodies that would not fit together."""
+        Options.__post_init__(self)
+        check_range("held_bytes_max", self.held_bytes_max, self.body_bytes_max, _BYTES_MAX)
 
     @property
     def connections_max(self) -> int:

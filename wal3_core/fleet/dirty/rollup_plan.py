@@ -27,7 +27,7 @@ from wal3_core.model.strict_json import (
     read_members,
     several,
 )
-from wal3_core.options import GIB, RetryOptions, check_ranges
+from wal3_core.options import GIB, Options, RetryOptions, within
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _SECONDS = Kind(lambda fields, name: fields.integer(name) / US_PER_S, lambda sec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollUpOptions:
+class RollUpOptions(Options):
     """Which logs a roll-up selects, and how much it reads.
 
     A log is selected when its oldest unprocessed record was marked more than ``age_s_max`` seconds ago, when
@@ -58,32 +58,20 @@ class RollUpOptions:
     """
 
     cursor: str | None = None
-    age_s_max: float = 3600.0
-    records_max: int = 1_000_000
-    bytes_max: int = GIB
-    reinsertions_max: int = 100
-    unprocessed_max: int = 10_000_000
-    undecided_s: float = 900.0
-    markers_max: int = 100_000
-    logs_ahead: int = 16
+    age_s_max: float = field(default=3600.0, metadata=within(0, _SECONDS_MAX))
+    records_max: int = field(default=1_000_000, metadata=within(1, _COUNT_MAX))
+    bytes_max: int = field(default=GIB, metadata=within(1, _COUNT_MAX))
+    reinsertions_max: int = field(default=100, metadata=within(1, _COUNT_MAX))
+    unprocessed_max: int = field(default=10_000_000, metadata=within(0, _COUNT_MAX))
+    undecided_s: float = field(default=900.0, metadata=within(0, _SECONDS_MAX))
+    markers_max: int = field(default=100_000, metadata=within(1, _AHEAD_MAX))
+    logs_ahead: int = field(default=16, metadata=within(1, _AHEAD_MAX))
     take_all: bool = False
     retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "age_s_max": (0, _SECONDS_MAX),
-                "records_max": (1, _COUNT_MAX),
-                "bytes_max": (1, _COUNT_MAX),
-                "reinsertions_max": (1, _COUNT_MAX),
-                "unprocessed_max": (0, _COUNT_MAX),
-                "undecided_s": (0, _SECONDS_MAX),
-                "markers_max": (1, _AHEAD_MAX),
-                "logs_ahead": (1, _AHEAD_MAX),
-            },
-        )
+        Options.__post_init__(self)
         if self.cursor is not None:
             check_cursor_name(self.cursor)
 

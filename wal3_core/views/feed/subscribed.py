@@ -12,7 +12,7 @@ from wal3_core.model.cursor import Extension
 from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.model.paths import check_token
 from wal3_core.model.strict_json import U64_MAX, Fields
-from wal3_core.options import ReaderOptions, check_ranges
+from wal3_core.options import Options, ReaderOptions, within
 from wal3_core.views.feed.topics import PATTERNS_MAX, Levels, Pattern
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ _COUNT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionOptions:
+class SubscriptionOptions(Options):
     """How a subscription delivers, and how it saves what is acknowledged.
 
     A message that is not acknowledged within ``ack_wait_s`` seconds is delivered again. At most ``prefetch_max``
@@ -171,26 +171,13 @@ class SubscriptionOptions:
     ``Gap``. ``reader`` says how often it polls.
     """
 
-    ack_wait_s: float = 30.0
-    prefetch_max: int = 256
-    max_deliveries: int | None = None
-    save_acks_max: int = 1000
-    save_s_max: float = 5.0
+    ack_wait_s: float = field(default=30.0, metadata=within(0.001, SECONDS_MAX))
+    prefetch_max: int = field(default=256, metadata=within(1, RANGES_MAX - 1))
+    max_deliveries: int | None = field(default=None, metadata=within(1, ATTEMPTS_MAX - 1))
+    save_acks_max: int = field(default=1000, metadata=within(1, _COUNT_MAX))
+    save_s_max: float = field(default=5.0, metadata=within(0, SECONDS_MAX))
     pins: bool = True
     reader: ReaderOptions = field(default_factory=ReaderOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "ack_wait_s": (0.001, SECONDS_MAX),
-                "prefetch_max": (1, RANGES_MAX - 1),
-                **({"max_deliveries": (1, ATTEMPTS_MAX - 1)} if self.max_deliveries is not None else {}),
-                "save_acks_max": (1, _COUNT_MAX),
-                "save_s_max": (0, SECONDS_MAX),
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from wal3_core.arguments import SECONDS_MAX
-from wal3_core.options import MIB, ReaderOptions, WriterOptions, check_ranges
+from wal3_core.options import MIB, Options, ReaderOptions, WriterOptions, within
 from wal3_core.runtime import Cache
 from wal3_core.runtime.loggers import READER
 
@@ -31,7 +31,7 @@ _COUNT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedOptions:
+class KeyedOptions(Options):
     """Limits of a keyed log.
 
     The keys of fragments take at most ``keys_cached_bytes_max`` bytes of memory, and the fragments that were read whole
@@ -40,24 +40,12 @@ class KeyedOptions:
     ``append_timeout_s`` seconds at most, unless the call says otherwise. ``writer`` and ``reader`` are the log's.
     """
 
-    keys_cached_bytes_max: int = 64 * MIB
-    bodies_cached_bytes_max: int = 64 * MIB
-    tries_max: int = 64
-    append_timeout_s: float = 60.0
+    keys_cached_bytes_max: int = field(default=64 * MIB, metadata=within(0, _BYTES_MAX))
+    bodies_cached_bytes_max: int = field(default=64 * MIB, metadata=within(0, _BYTES_MAX))
+    tries_max: int = field(default=64, metadata=within(1, _COUNT_MAX))
+    append_timeout_s: float = field(default=60.0, metadata=within(0, SECONDS_MAX))
     writer: WriterOptions = field(default_factory=WriterOptions)
     reader: ReaderOptions = field(default_factory=ReaderOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_ranges(
-            self,
-            {
-                "keys_cached_bytes_max": (0, _BYTES_MAX),
-                "bodies_cached_bytes_max": (0, _BYTES_MAX),
-                "tries_max": (1, _COUNT_MAX),
-                "append_timeout_s": (0, SECONDS_MAX),
-            },
-        )
 
 
 _ROLLUPS_BYTES_MAX = 2**24

@@ -32,7 +32,7 @@ from wal3_core.model.strict_json import (
     load_checksummed,
     read_members,
 )
-from wal3_core.options import MIB, ReaderOptions, View, WriterOptions, check_ranges, of_view
+from wal3_core.options import MIB, Options, ReaderOptions, View, WriterOptions, of_view, within
 
 PRIORITY_MAX = 255
 DEFAULT_PRIORITY = 100
@@ -108,7 +108,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueDefinition(_Shown):
+class QueueDefinition(_Shown, Options):
     """What holds for a queue's items.
 
     A lease lasts ``lease_s`` seconds, 30 days at most, unless the call says otherwise. An item that was handed out
@@ -116,21 +116,13 @@ class QueueDefinition(_Shown):
     ``value_bytes_max`` bytes. A queue that has ``items_max`` items refuses more with QueueFullError; None: never.
     """
 
-    lease_s: float = 60.0
-    max_deliveries: int | None = None
-    value_bytes_max: int = MIB
-    items_max: int | None = None
+    lease_s: float = field(default=60.0, metadata=within(1 / MS_PER_S, LEASE_S_MAX))
+    max_deliveries: int | None = field(default=None, metadata=within(1, _COUNT_MAX))
+    value_bytes_max: int = field(default=MIB, metadata=within(1, _VALUE_BYTES_MAX))
+    items_max: int | None = field(default=None, metadata=within(1, _COUNT_MAX))
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "lease_s": (1 / MS_PER_S, LEASE_S_MAX),
-                "max_deliveries": (1, _COUNT_MAX),
-                "value_bytes_max": (1, _VALUE_BYTES_MAX),
-                "items_max": (1, _COUNT_MAX),
-            },
-        )
+        Options.__post_init__(self)
         # It is stored in whole milliseconds.
         object.__setattr__(self, "lease_s", whole_ms(self.lease_s) / MS_PER_S)
 
@@ -160,7 +152,7 @@ _WRITER_MIN = {"record_bytes_max": 9 * MIB, "fragment_bytes_max": 48 * MIB, "bat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueOptions:
+class QueueOptions(Options):
     """Limits of one process that opens a queue.
 
     Values that were read or enqueued last take at most ``cache_bytes_max`` bytes of memory; those of items due within
@@ -172,29 +164,18 @@ class QueueOptions:
     9 MiB, and 48 MiB or 50,000 of them together.
     """
 
-    cache_bytes_max: int = 64 * MIB
-    prefetch_items: int = 256
-    prefetch_s: float = 5.0
-    checkpoint_records: int = 100_000
-    checkpoint_bytes: int = 64 * MIB
-    checkpoint_fragments: int = 500
-    bytes_waiting_max: int = 64 * MIB
+    cache_bytes_max: int = field(default=64 * MIB, metadata=within(0, _OPTION_MAX))
+    prefetch_items: int = field(default=256, metadata=within(0, _COUNT_MAX))
+    prefetch_s: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
+    checkpoint_records: int = field(default=100_000, metadata=within(1, _COUNT_MAX))
+    checkpoint_bytes: int = field(default=64 * MIB, metadata=within(1, _OPTION_MAX))
+    checkpoint_fragments: int = field(default=500, metadata=within(1, _COUNT_MAX))
+    bytes_waiting_max: int = field(default=64 * MIB, metadata=within(1, _OPTION_MAX))
     writer: WriterOptions = field(default_factory=lambda: WriterOptions(batch_age_s_max=0))
     reader: ReaderOptions = field(default_factory=ReaderOptions)
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "cache_bytes_max": (0, _OPTION_MAX),
-                "prefetch_items": (0, _COUNT_MAX),
-                "prefetch_s": (0, _SECONDS_MAX),
-                "checkpoint_records": (1, _COUNT_MAX),
-                "checkpoint_bytes": (1, _OPTION_MAX),
-                "checkpoint_fragments": (1, _COUNT_MAX),
-                "bytes_waiting_max": (1, _OPTION_MAX),
-            },
-        )
+        Options.__post_init__(self)
         object.__setattr__(self, "writer", of_view(self.writer, View.QUEUE))
         for name, least in _WRITER_MIN.items():
             found = getattr(self.writer, name)
