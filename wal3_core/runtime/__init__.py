@@ -13,7 +13,7 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import CancellableOutcome, NotifyingOutcome, Outcome, callbacks_held, later, map_ahead
-from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
+from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "Runtime",
     "ThreadRuntime",
     "Timer",
-    "a_runtime",
     "callbacks_held",
     "enable_metrics",
     "later",

@@ -17,9 +17,9 @@ from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import LogId, check_log_name, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.object_store import a_store, opening, options_of
+from wal3_core.storage.object_store import OPENING, a_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Collector:
     Every step may be repeated, resumed, and run by two at once.
     """
 
-    @checked(**opening(options=options_of(CollectorOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,
@@ -165,14 +165,7 @@ class CollectionReport:
         return max((deleted.wait_s for deleted in self.deleted), default=0.0)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    limit_offset=optional(integer),
-    options=optional(instance_of(CollectorOptions)),
-    runtime=optional(a_runtime),
-    progress=function,
-)
+@checked(store=a_store, log=check_log_name, limit_offset=optional(integer), progress=function)
 def collect(
     store: ObjectStore,
     log: str,

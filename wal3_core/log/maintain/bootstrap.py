@@ -25,7 +25,7 @@ from wal3_core.model.record import Message, Record, check_message, keyed_setsum
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
-from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -84,14 +84,7 @@ class BootstrapReport:
     setsum: Setsum
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    records=several,
-    origin=optional(instance_of(Origin)),
-    options=optional(instance_of(WriterOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, records=several, origin=optional(instance_of(Origin)))
 def bootstrap(
     store: ObjectStore,
     log: str,

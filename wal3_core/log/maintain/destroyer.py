@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, optional
+from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import (
     InvalidRequestError,
     LogError,
@@ -28,7 +28,7 @@ from wal3_core.model.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
@@ -99,7 +99,7 @@ class DestroyPlan:
         }
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> DestroyPlan:
     """Say what destroying a log would delete; changes nothing.
 
@@ -152,7 +152,7 @@ def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
     return None if is_tombstone(root, found.meta) else pin_name(found.meta.path.removeprefix(life_folder(log_id)))
 
 
-@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function)
 def destroy(
     store: ObjectStore,
     log: str,
@@ -204,7 +204,7 @@ def _delete_garbage(store: ObjectStore, log: str, log_id: LogId, runtime: Runtim
         return 0
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> Seal | None:
     """Take back a destroy that was cut short, so that the log can be pinned and copied again; returns its seal, if any.
 

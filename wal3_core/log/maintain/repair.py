@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag, function, instance_of
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -42,7 +42,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
@@ -98,7 +98,7 @@ class RepairReport:
         }
 
 
-@checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function, runtime=optional(a_runtime))
+@checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function)
 def repair_log(
     log: LogAt,
     copy: LogAt,

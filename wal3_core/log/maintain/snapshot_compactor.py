@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
@@ -137,12 +137,7 @@ class _Overtaken:
 class SnapshotCompactor:
     """Keeps one log's tree in shape where its writers do not; appends go on meanwhile."""
 
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        options=optional(instance_of(SnapshotCompactorOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name)
     def __init__(
         self,
         store: ObjectStore,

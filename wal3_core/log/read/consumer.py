@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
-from wal3_core.arguments import checked, instance_of, optional, several, wrong
+from wal3_core.arguments import checked, instance_of, several, wrong
 from wal3_core.errors import CursorConflictError, InvalidRequestError, LogError
 from wal3_core.log.read.consumed import ConsumedRecord, Opening, Stream
 from wal3_core.log.read.following import Waiting
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.model.position import LogPosition, read_start
 from wal3_core.options import ConsumerOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
@@ -62,14 +62,7 @@ class Consumer:
     may use it, except for ``stop`` and ``lag``.
     """
 
-    @checked(
-        store=a_store,
-        logs=_log_names,
-        name=check_cursor_name,
-        start=consumer_start,
-        options=optional(instance_of(ConsumerOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, logs=_log_names, name=check_cursor_name, start=consumer_start)
     def __init__(
         self,
         store: ObjectStore,

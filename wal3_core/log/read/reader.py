@@ -25,7 +25,7 @@ from wal3_core.model.paths import check_log_name, check_pin_name
 from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -153,9 +153,7 @@ class LogReader(Tables):
         self._known: Installed | None = None
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(ReaderOptions)), runtime=optional(a_runtime)
-    )
+    @checked(store=a_store, log=check_log_name)
     def open(
         cls,
         store: ObjectStore,
@@ -372,14 +370,7 @@ def _itself(pointer: FragmentPointer) -> FragmentPointer:
     return pointer
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, name=check_pin_name, start=read_start, limits=instance_of(Limits))
 def pinned_records(
     store: ObjectStore,
     log: str,
@@ -393,13 +384,7 @@ def pinned_records(
     yield from open_pinned(store, log, name, runtime=runtime).records(start, limits)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    name=check_pin_name,
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, name=check_pin_name)
 def open_pinned(
     store: ObjectStore,
     log: str,

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypedDict
 
-from wal3_core.arguments import checked, function, instance_of, optional
+from wal3_core.arguments import checked, function, instance_of
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.log.read.reader import LogReader
@@ -32,7 +32,7 @@ from wal3_core.model.position import read_start
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
@@ -107,14 +107,7 @@ class _Tally:
         self.range = min(first, start), max(following, pointer.limit.offset)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    runtime=optional(a_runtime),
-    progress=function,
-)
+@checked(store=a_store, log=check_log_name, start=read_start, limits=instance_of(Limits), progress=function)
 def scrub(
     store: ObjectStore,
     log: str,

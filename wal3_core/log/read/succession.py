@@ -20,7 +20,7 @@ from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime, LogPosition, read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store, log_store
 
 if TYPE_CHECKING:
@@ -36,14 +36,7 @@ if TYPE_CHECKING:
     _Before = tuple[str, Manifest]
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    limits=instance_of(Limits),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, start=read_start, limits=instance_of(Limits))
 def records_across(
     store: ObjectStore,
     log: str,
@@ -76,14 +69,7 @@ def records_across(
         before, log = (log, manifest), successor
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    start=read_start,
-    idle_s=optional(seconds),
-    options=optional(instance_of(ReaderOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, start=read_start, idle_s=optional(seconds))
 def follow_across(
     store: ObjectStore,
     log: str,

@@ -31,7 +31,7 @@ from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.document_store import LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.object_store import OPENING, Etag, ObjectStore, log_store, object_url, share_of
 from wal3_core.storage.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CursorStore:
     LogReplacedError when the log's name now leads to another log.
     """
 
-    @checked(**opening(retry=options_of(RetryOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

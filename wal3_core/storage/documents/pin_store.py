@@ -18,7 +18,7 @@ from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import ObjectStore, log_store, object_url, opening, options_of, share_of
+from wal3_core.storage.object_store import OPENING, ObjectStore, log_store, object_url, share_of
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PinStore:
     """The pins of one life of a log: that of ``log_id``, or else the first one found."""
 
-    @checked(**opening(retry=options_of(RetryOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

@@ -20,7 +20,7 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import ObjectStore, Unknown, log_store, opening, options_of
+from wal3_core.storage.object_store import OPENING, ObjectStore, Unknown, log_store
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _TRIES_MAX = 16
 class PolicyStore:
     """The policy of one life of a log: that of ``log_id``, or else the first one found."""
 
-    @checked(**opening(retry=options_of(RetryOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

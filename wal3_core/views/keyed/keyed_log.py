@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
@@ -21,7 +21,7 @@ from wal3_core.model import parquet
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import ConsumerOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.keyed.key_count import Bounding, KeyCount, count_exactly
 from wal3_core.views.keyed.key_reader import follow_keys
@@ -154,9 +154,7 @@ class KeyedLog(KeyedAppends):
     """
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(store=a_store, log=check_log_name)
     def open(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -164,9 +162,7 @@ class KeyedLog(KeyedAppends):
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)), runtime=optional(a_runtime)
-    )
+    @checked(store=a_store, log=check_log_name)
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:

@@ -10,7 +10,7 @@ from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
 from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.model.paths import check_log_name
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue.answering import fitting, peeked
 from wal3_core.views.queue.broker import Broker
@@ -66,12 +66,7 @@ class DelayQueue(AsyncClosing):
         self._async = Calls("wal3-queue-calls", _CALLS_MAX)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        definition=optional(instance_of(QueueDefinition)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name, definition=optional(instance_of(QueueDefinition)))
     def create(
         cls, store: ObjectStore, log: str, definition: QueueDefinition | None = None, *, runtime: Runtime | None = None
     ) -> None:
@@ -79,9 +74,7 @@ class DelayQueue(AsyncClosing):
         create_queue(store, log, definition or QueueDefinition(), runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store, log=check_log_name, options=optional(instance_of(QueueOptions)), runtime=optional(a_runtime)
-    )
+    @checked(store=a_store, log=check_log_name)
     def open(
         cls, store: ObjectStore, log: str, *, options: QueueOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -94,13 +87,7 @@ class DelayQueue(AsyncClosing):
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        definition=optional(instance_of(QueueDefinition)),
-        options=optional(instance_of(QueueOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name, definition=optional(instance_of(QueueDefinition)))
     def open_or_create(
         cls,
         store: ObjectStore,
@@ -116,13 +103,7 @@ class DelayQueue(AsyncClosing):
         return cls.open(store, log, options=options, runtime=runtime)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        without_damaged=flag,
-        options=optional(instance_of(QueueOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name, without_damaged=flag)
     def repair(
         cls,
         store: ObjectStore,

@@ -9,7 +9,7 @@ from wal3_core.errors import CorruptError
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import QUEUE_CURSOR, check_log_name
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue.answering import Values, fitting, peeked
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _CACHE_BYTES = 64 * 2**20
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def is_queue(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> bool:
     """Tell whether a log is a queue, by its cursor: one GET."""
     witness = CursorStore(store, log, runtime=runtime).load(QUEUE_CURSOR)
     return witness is not None and witness.cursor.may_be_of(Owner.QUEUE)
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueStats:
     """Return what a queue holds, by its log as of now; no call is known to wait. LogNotFoundError, as ``open``.
 
@@ -49,13 +49,13 @@ def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = 
     return loaded.state.stats(max(loaded.meta.now_ms, wall_us(runtime) // US_PER_MS), 0)
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def read_queue_definition(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueDefinition:
     """Return what holds for a queue's items, by its log as of now."""
     return _load(store, log, runtime).definition
 
 
-@checked(store=a_store, log=check_log_name, item_id=integer, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name, item_id=integer)
 def read_queue_item(store: ObjectStore, log: str, item_id: int, *, runtime: Runtime | None = None) -> ItemStats:
     """Return what is known of an item, as ``DelayQueue.item`` does, by the queue's log as of now."""
     return _load(store, log, runtime).item_stats(item_id)
@@ -66,7 +66,7 @@ def _load(store: ObjectStore, log: str, runtime: Runtime | None) -> QueueState:
         return QueueLoader(store, log, ReaderOptions(), runtime or shared_runtime()).load().state
 
 
-@checked(store=a_store, log=check_log_name, count=positive, bytes_max=optional(positive), runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name, count=positive, bytes_max=optional(positive))
 def read_queue_head(
     store: ObjectStore, log: str, count: int = 1, *, bytes_max: int | None = None, runtime: Runtime | None = None
 ) -> list[Peeked]:
@@ -74,14 +74,7 @@ def read_queue_head(
     return _read_items(store, log, lambda state: fitting(state.head(count), bytes_max), runtime)
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    count=positive,
-    after=integer,
-    bytes_max=optional(positive),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, count=positive, after=integer, bytes_max=optional(positive))
 def read_queue_dead(
     store: ObjectStore,
     log: str,

@@ -30,7 +30,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -116,7 +116,6 @@ def _offset_or_copy(value: object, name: str) -> int | LogAt:
     from_offset=optional(_offset_or_copy),
     with_cursors=flag,
     progress=function,
-    runtime=optional(a_runtime),
 )
 def copy(
     source: LogAt,

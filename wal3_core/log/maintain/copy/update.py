@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.arguments import checked, flag, function, instance_of
 from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
@@ -36,7 +36,7 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -89,13 +89,7 @@ class CopyUpdateReport:
         }
 
 
-@checked(
-    source=instance_of(LogAt),
-    target=instance_of(LogAt),
-    with_cursors=flag,
-    progress=function,
-    runtime=optional(a_runtime),
-)
+@checked(source=instance_of(LogAt), target=instance_of(LogAt), with_cursors=flag, progress=function)
 def update_copy(
     source: LogAt,
     target: LogAt,
