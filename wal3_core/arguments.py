@@ -1,6 +1,7 @@
 """Checks of callers' arguments, and their conversion to plain Python types.
 
-A value of a wrong type raises InvalidRequestError, which names the argument, before it can reach storage.
+A value of a wrong type raises InvalidRequestError, which names the argument, before it can reach storage. What is never
+stored, as a runtime or the options of a call, is not checked.
 Integer types of numpy and Arrow become plain integers.
 """
 

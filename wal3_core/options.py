@@ -194,7 +194,6 @@ class WriterOptions(Options):
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
 
-@checked(options=optional(instance_of(WriterOptions)))
 def of_view(options: WriterOptions | None, view: View) -> WriterOptions:
     """Return a writer's options for a view's own appends."""
     return replace(options or WriterOptions(), view=view)

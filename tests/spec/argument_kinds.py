@@ -133,4 +133,6 @@ def kind_of(parameter: inspect.Parameter, known: dict[str, Kind]) -> Kind:
         kind = Kind(None, tuple(value for value in kind.wrong if value is not None))
     else:
         kind = known.get(declared.split("[", maxsplit=1)[0], Kind(None, (4711, "text", object())))
-    return Kind(RIGHT.get(parameter.name, kind.right), kind.wrong)
+    # Neither a runtime nor options are ever stored: they are not checked.
+    unchecked = declared.removesuffix(" | None").endswith(("Runtime", "Options"))
+    return Kind(RIGHT.get(parameter.name, kind.right), () if unchecked else kind.wrong)

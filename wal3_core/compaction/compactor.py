@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes
+from wal3_core.arguments import checked, flag, function, integer, optional, record_bytes
 from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
 from wal3_core.compaction.installing import Installer
 from wal3_core.compaction.merge import Merging
@@ -38,7 +38,7 @@ from wal3_core.model.paths import check_log_name, given_token
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import POINTERS_MAX, UNLIMITED
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.object_store import a_store
@@ -73,13 +73,7 @@ class _Prepared:
 class KeyCompactor:
     """Keeps the newest record of every key of one log, or arranges its records by key, or both: as its policy says."""
 
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        options=optional(instance_of(KeyCompactorOptions)),
-        runtime=optional(a_runtime),
-        engine=optional(an_engine),
-    )
+    @checked(store=a_store, log=check_log_name, engine=optional(an_engine))
     def __init__(
         self,
         store: ObjectStore,

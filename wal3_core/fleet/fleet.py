@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
+from wal3_core.arguments import checked, integer, optional, seconds, several, text
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError, UnmarkedError
 from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
@@ -19,7 +19,7 @@ from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.writer import LogWriter, num_offsets_held, result_of, submit_columns
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
-from wal3_core.runtime import Closing, Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
@@ -91,12 +91,7 @@ class Fleet(Closing):
         self._under_way: set[Outcome[LogPosition]] = set()
 
     @classmethod
-    @checked(
-        store=a_store,
-        server=optional(text),
-        options=optional(instance_of(FleetOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, server=optional(text))
     def open(
         cls,
         store: ObjectStore,

@@ -22,7 +22,7 @@ from wal3_core.runtime.outcome import (
     later,
     map_ahead,
 )
-from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, a_runtime, reentered, wall_us
+from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, reentered, wall_us
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "Runtime",
     "ThreadRuntime",
     "Timer",
-    "a_runtime",
     "callbacks_held",
     "each_ahead",
     "enable_metrics",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from wal3_core.arguments import with_methods
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.workers import COMMON, Share
 
@@ -155,10 +154,6 @@ _WALL_US_MAX = 253_402_300_799_999_999
 def wall_us(runtime: Runtime) -> int:
     """Return the wall clock as it may be stored: a clock before 1970 counts as 1970, one beyond 9999 as its end."""
     return min(max(runtime.now_us(), 0), _WALL_US_MAX)
-
-
-# The argument check that accepts any Runtime.
-a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn", "wait", "lock")
 
 
 def reentered(what: str) -> InvalidRequestError:

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol, TypeVar
 from urllib.parse import urlencode
 
-from wal3_core.arguments import instance_of, optional, with_methods
+from wal3_core.arguments import optional, with_methods
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.paths import CLOCK, check_log_name, given_log_id
-from wal3_core.runtime import a_runtime
 from wal3_core.storage.store_urls import TUNING_OPTIONS, named_in
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from wal3_core.arguments import Check
     from wal3_core.runtime import Runtime
@@ -292,20 +291,8 @@ def is_odd(path: str) -> bool:
     return any(part in {"", ".", ".."} for part in parts) or _CONTROL.search(path) is not None
 
 
-def opening(**more: Check) -> dict[str, Check]:
-    """Return the checks of a store, a log, its id and a runtime, and the further checks given."""
-    return {
-        "store": a_store,
-        "log": check_log_name,
-        "runtime": optional(a_runtime),
-        "log_id": optional(given_log_id),
-        **more,
-    }
-
-
-def options_of(kind: type) -> Check:
-    """Take options of one class, or None for the defaults."""
-    return optional(instance_of(kind))
+# The argument checks of a store, a log and its id.
+OPENING: Mapping[str, Check] = {"store": a_store, "log": check_log_name, "log_id": optional(given_log_id)}
 
 
 # A token.

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote_to_bytes
 from wal3_core.arguments import checked, optional, text, with_methods
 from wal3_core.errors import InvalidRequestError
 from wal3_core.options import S3_READS_PER_S, S3_WRITES_PER_S
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.extras import missing
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
@@ -43,7 +43,7 @@ _throttles: dict[tuple[str, str], Throttle] = {}
 _a_session = with_methods("Session", "client", "get_credentials")
 
 
-@checked(url=text, session=optional(_a_session), runtime=optional(a_runtime))
+@checked(url=text, session=optional(_a_session))
 def open_store(
     url: str, *, session: boto3.session.Session | None = None, runtime: Runtime | None = None
 ) -> ObjectStore:

@@ -21,7 +21,7 @@ from wal3_core.model.cursor import BYTES_MAX, Cursor, consumes
 from wal3_core.model.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
 from wal3_core.model.policy import UNPROCESSED_MIN
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import WRITER, Seldom
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
@@ -116,7 +116,7 @@ def pressure_of(
 _LOGS_AHEAD = 16
 
 
-@checked(store=a_store, logs=several, unprocessed_max=optional(integer), runtime=optional(a_runtime))
+@checked(store=a_store, logs=several, unprocessed_max=optional(integer))
 def over_limit(
     store: ObjectStore,
     logs: Iterable[str | MarkedLog],

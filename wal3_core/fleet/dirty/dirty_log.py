@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, several, text
+from wal3_core.arguments import checked, instance_of, integer, several, text
 from wal3_core.errors import (
     ClosedError,
     InvalidRequestError,
@@ -28,8 +28,7 @@ from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import DIRTY, check_log_name
-from wal3_core.options import WriterOptions
-from wal3_core.runtime import Closing, Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.workers import Share
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wal3_core.model.position import LogPosition
+    from wal3_core.options import WriterOptions
     from wal3_core.storage.object_store import ObjectStore
 
     _Batch = list[tuple[Marker, Outcome[None]]]
@@ -93,13 +93,7 @@ class DirtyLog(Closing):
         self._refusal: LogError | None = None
 
     @classmethod
-    @checked(
-        store=a_store,
-        server=text,
-        lanes_max=integer,
-        options=optional(instance_of(WriterOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, server=text, lanes_max=integer)
     def open(
         cls,
         store: ObjectStore,

@@ -49,11 +49,11 @@ from wal3_core.model.marker import fold, life_of_log
 from wal3_core.model.paths import MANIFEST, check_log_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
-from wal3_core.runtime import US_PER_S, Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import a_store, log_store, options_of, share_of
+from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class FinishedRollUp:
 class RollUp:
     """Rolls up one dirty log."""
 
-    @checked(store=a_store, dirty_log=check_log_name, options=options_of(RollUpOptions), runtime=optional(a_runtime))
+    @checked(store=a_store, dirty_log=check_log_name)
     def __init__(
         self,
         store: ObjectStore,

@@ -26,7 +26,7 @@ from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import LoadedDocument
 from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.object_store import opening, options_of
+from wal3_core.storage.object_store import OPENING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Collector(Planner):
     Every step may be repeated, resumed, and run by two at once.
     """
 
-    @checked(**opening(options=options_of(CollectorOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

@@ -45,7 +45,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.object_store import ObjectStore, opening, options_of, share_of
+from wal3_core.storage.object_store import OPENING, ObjectStore, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,7 +119,7 @@ class _Deletion:
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other's work."""
 
-    @checked(**opening(options=options_of(CollectorOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

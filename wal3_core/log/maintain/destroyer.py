@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, function, optional
+from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import (
     InvalidRequestError,
     LogError,
@@ -30,7 +30,7 @@ from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, lif
 from wal3_core.model.strict_json import Shown
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
@@ -86,7 +86,7 @@ class DestroyPlan(Shown):
         return sum(part.num_bytes for part in self.parts)
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> DestroyPlan:
     """Say what destroying a log would delete; changes nothing.
 
@@ -142,7 +142,7 @@ def _pin(root: ObjectStore, meta: ObjectMeta, entry: Entry | None) -> str | None
     return pin_name(meta.path.removeprefix(life_folder(log_id)))
 
 
-@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function)
 def destroy(
     store: ObjectStore,
     log: str,
@@ -194,7 +194,7 @@ def _delete_garbage(store: ObjectStore, log: str, log_id: LogId, runtime: Runtim
         return 0
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> Seal | None:
     """Take back a destroy that was cut short, so that the log can be pinned and copied again; returns its seal, if any.
 

@@ -33,7 +33,7 @@ from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import check_log_name, is_dirty_log
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.document_store import stamp
@@ -104,7 +104,7 @@ def seal(
         raise
 
 
-@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name)
 def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
@@ -138,7 +138,7 @@ def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) ->
     raise UnavailableError(message)
 
 
-@checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text, runtime=optional(a_runtime))
+@checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text)
 def migrate(
     store: ObjectStore,
     log: str,

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
+from wal3_core.arguments import checked, flag, integer, optional, seconds, several, with_methods
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, UnknownDurabilityError
 from wal3_core.log.write.batch import Append, check_expected
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
@@ -22,7 +22,6 @@ from wal3_core.runtime import (
     Outcome,
     Runtime,
     ThreadRuntime,
-    a_runtime,
     reentered,
     shared_runtime,
 )
@@ -60,9 +59,7 @@ _LOOKS_MAX = 6
 _OPENING: Mapping[str, Check] = {
     "store": a_store,
     "log": check_log_name,
-    "options": optional(instance_of(WriterOptions)),
     "ordered": flag,
-    "runtime": optional(a_runtime),
     "marks": optional(with_methods("a dirty log, as DirtyLog.open returns it", "mark")),
 }
 _APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
@@ -105,7 +102,7 @@ class LogWriter(Closing):
             _keep_count(self._loop, manifests.url, runtime)
 
     @classmethod
-    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+    @checked(store=a_store, log=check_log_name)
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log. LogExistsError when there is one; it stays unchanged."""
         runtime = runtime or shared_runtime()

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, optional, text
+from wal3_core.arguments import checked, text
 from wal3_core.errors import ClosedError
-from wal3_core.runtime import a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import shared_runtime, wall_us
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -42,7 +42,7 @@ class MemoryStore:
     with the process. A fork of the process gets ClosedError: it would write to a copy.
     """
 
-    @checked(runtime=optional(a_runtime), name=text)
+    @checked(name=text)
     def __init__(self, runtime: Runtime | None = None, *, name: str = "") -> None:
         self.url = f"memory:{name}"
         self._runtime = runtime or shared_runtime()

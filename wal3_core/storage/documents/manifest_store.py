@@ -30,6 +30,7 @@ from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.document_store import DocumentStore, LoadedDocument, check_readable, encoded, stamp
 from wal3_core.storage.object_store import (
+    OPENING,
     Done,
     Etag,
     FolderStore,
@@ -40,8 +41,6 @@ from wal3_core.storage.object_store import (
     Versioned,
     log_store,
     object_url,
-    opening,
-    options_of,
     share_of,
 )
 from wal3_core.storage.retrying import reread_if_damaged, with_retries
@@ -334,7 +333,7 @@ class ManifestStore:
 class LifeStore:
     """The base of the stores of a life's documents: the life is that of ``log_id``, or else the first one found."""
 
-    @checked(**opening(retry=options_of(RetryOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, optional, seconds, text, wrong
+from wal3_core.arguments import checked, integer, optional, seconds, text, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.scan import BegunAtTime, begun, check_start
 from wal3_core.log.read.walk import newest_first
@@ -15,7 +15,7 @@ from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.feed.messages import WHERE, FeedMessage, Stray, message_of, start_of, token_of
 from wal3_core.views.feed.tail import Follower, SharedTailReader, tail_of
@@ -163,14 +163,7 @@ class FeedReader(Follower[FeedMessage | Stray]):
         self._begin(start, 0.0)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        start=feed_start,
-        topics=check_patterns,
-        options=optional(instance_of(ReaderOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name, start=feed_start, topics=check_patterns)
     def open(
         cls,
         store: ObjectStore,

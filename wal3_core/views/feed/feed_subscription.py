@@ -6,14 +6,14 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.arguments import checked, instance_of, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.read.consumed import keep_successors
 from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, feed_start, num_behind
@@ -67,15 +67,7 @@ class FeedSubscription(Follower[Item], AsyncClosing):
         self._following = tail.followed(self._outstanding.read_limit, self._newer)
 
     @classmethod
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        name=check_cursor_name,
-        start=feed_start,
-        topics=check_patterns,
-        options=optional(instance_of(SubscriptionOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(store=a_store, log=check_log_name, name=check_cursor_name, start=feed_start, topics=check_patterns)
     def open(  # noqa: PLR0913 - where, who, what, from where, how
         cls,
         store: ObjectStore,
@@ -106,7 +98,7 @@ class FeedSubscription(Follower[Item], AsyncClosing):
         return cls(tail, saved, options, runtime)
 
     @staticmethod
-    @checked(store=a_store, log=check_log_name, name=check_cursor_name, runtime=optional(a_runtime))
+    @checked(store=a_store, log=check_log_name, name=check_cursor_name)
     def remove(store: ObjectStore, log: str, name: str, *, runtime: Runtime | None = None) -> None:
         """Delete the subscription of that name: the messages that it alone kept can be collected.
 

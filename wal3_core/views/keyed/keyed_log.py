@@ -10,7 +10,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
@@ -20,7 +20,7 @@ from wal3_core.model import parquet
 from wal3_core.model.cursor import Owner
 from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import ConsumerOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 from wal3_core.views.keyed.key_count import Bounding, KeyCount, count_exactly
 from wal3_core.views.keyed.key_reader import follow_keys
@@ -30,9 +30,8 @@ from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 from wal3_core.views.keyed.shared_reads import KeyedOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Iterator
 
-    from wal3_core.arguments import Check
     from wal3_core.log.read.consumed import ConsumerStart
     from wal3_core.log.read.following import Following
     from wal3_core.model.manifest import Manifest
@@ -134,12 +133,6 @@ def _positive(value: object, name: str) -> int:
     return plain
 
 
-_OPENING: Mapping[str, Check] = {
-    "store": a_store,
-    "log": check_log_name,
-    "options": optional(instance_of(KeyedOptions)),
-    "runtime": optional(a_runtime),
-}
 _SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
 _BYTES = optional(record_bytes)
 _FOLLOWING = {"key": _BYTES, "prefix": _BYTES, "start": optional(integer), "idle_s": optional(seconds)}
@@ -157,7 +150,7 @@ class KeyedLog(KeyedAppends):
     """
 
     @classmethod
-    @checked(**_OPENING)
+    @checked(store=a_store, log=check_log_name)
     def open(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -165,7 +158,7 @@ class KeyedLog(KeyedAppends):
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
-    @checked(**_OPENING)
+    @checked(store=a_store, log=check_log_name)
     def open_or_initialize(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:

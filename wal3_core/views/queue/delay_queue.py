@@ -75,7 +75,7 @@ class DelayQueue(AsyncClosing):
         create_queue(store, log, definition or QueueDefinition(), runtime or shared_runtime())
 
     @classmethod
-    @checked(**OF_QUEUE, options=optional(instance_of(QueueOptions)))
+    @checked(**OF_QUEUE)
     def open(
         cls, store: ObjectStore, log: str, *, options: QueueOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -88,7 +88,7 @@ class DelayQueue(AsyncClosing):
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
 
     @classmethod
-    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)), options=optional(instance_of(QueueOptions)))
+    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)))
     def open_or_create(
         cls,
         store: ObjectStore,
@@ -104,7 +104,7 @@ class DelayQueue(AsyncClosing):
         return cls.open(store, log, options=options, runtime=runtime)
 
     @classmethod
-    @checked(**OF_QUEUE, without_damaged=flag, options=optional(instance_of(QueueOptions)))
+    @checked(**OF_QUEUE, without_damaged=flag)
     def repair(
         cls,
         store: ObjectStore,

@@ -33,7 +33,7 @@ from wal3_core.model.paths import QUEUE_CURSOR, check_log_name
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.record import Message
 from wal3_core.options import MIB, Limits, ReaderOptions, View, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime, wall_us
+from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -526,7 +526,7 @@ def _compacted(policy: Policy) -> Policy:
 
 _CACHE_BYTES = 64 * MIB
 # The checks of what names a queue, for every function that takes one.
-OF_QUEUE: dict[str, Check] = {"store": a_store, "log": check_log_name, "runtime": optional(a_runtime)}
+OF_QUEUE: dict[str, Check] = {"store": a_store, "log": check_log_name}
 
 
 @checked(**OF_QUEUE)

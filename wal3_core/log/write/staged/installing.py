@@ -54,7 +54,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, ReaderOptions, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -86,14 +86,7 @@ class InstallReport:
     repeated: bool
 
 
-@checked(
-    store=a_store,
-    log=check_log_name,
-    staged=several,
-    once=optional(instance_of(Once)),
-    options=optional(instance_of(WriterOptions)),
-    runtime=optional(a_runtime),
-)
+@checked(store=a_store, log=check_log_name, staged=several, once=optional(instance_of(Once)))
 def install_staged(
     store: ObjectStore,
     log: str,

@@ -25,7 +25,7 @@ from wal3_core.options import WriterOptions
 from wal3_core.runtime import shared_runtime, wall_us
 from wal3_core.storage.documents.document_store import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store, opening, options_of
+from wal3_core.storage.object_store import OPENING, log_store
 from wal3_core.storage.retrying import with_retries
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StagedFragment:
 class Stager:
     """Stages records of one append to one log, in order. Not safe to share between threads."""
 
-    @checked(**opening(options=options_of(WriterOptions)))
+    @checked(**OPENING)
     def __init__(
         self,
         store: ObjectStore,
