@@ -20,8 +20,8 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
-# Shared by writers, readers, copies and pins. A fragment holds at most so many bytes of keys and bodies,
-# and so many records; so it expands to no more than readers allow by default.
+# A fragment's bytes of keys and bodies, and its records, for writers, readers, copies and pins: so it expands to no
+# more than readers allow by default.
 FRAGMENT_BYTES_MAX = 512 * MIB
 FRAGMENT_RECORDS_MAX = 2**22
 FRAGMENT_EXPANDED_BYTES_MAX = GIB
@@ -29,7 +29,7 @@ FRAGMENT_EXPANDED_BYTES_MAX = GIB
 _RECORD_EXPANDED_BYTES = 96
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
-# How far a log's time may lie ahead of the store's clock: more than correct clocks and slow uploads differ, and more
+# The lead of a log's time over the store's clock: more than correct clocks and slow uploads differ, and more
 # than the second to which stores give times; but little compared with any retention.
 CLOCK_AHEAD_S_MAX = 60.0
 # A commit that takes longer is reported as slow; on object stores one takes a tenth of a second.
@@ -38,16 +38,16 @@ SLOW_COMMIT_S = 5.0
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 S3_WRITES_PER_S = 3500.0
 S3_READS_PER_S = 5500.0
-# How often maintenance retries a change of the manifest that lost to another CAS. A writer that is never idle gives
+# The tries of maintenance for a change of the manifest that loses to other CASes. A writer that is never idle gives
 # way every ten seconds, so this is longer than several of its turns.
 REBASES_MAX = 4096
-# How long requests to a store that does not answer are retried, unless the options or the URL say otherwise.
+# The time in which requests to a store that does not answer are retried, unless the options or the URL say otherwise.
 TIMEOUT_S = 120.0
-# How many pointers one document can list and still be read back.
+# The pointers that one document can list and still be read back.
 POINTERS_MAX = 100_000
 # A manifest's pointers: with more, rolls fail. They leave some forty at most, however large the log is.
 UNROLLED_POINTERS = 100
-# How many cursors, or pins, are loaded ahead of the caller.
+# Cursors, or pins, that are loaded ahead of the caller.
 CURSORS_AHEAD = 16
 PINS_AHEAD = 16
 

@@ -40,7 +40,7 @@ class Share:
 COMMON = Share()
 # As measured: with more, a process that writes a thousand logs spends most of its time on changing threads.
 _LOCAL_THREADS_MAX = 8
-# How often the end of the process looks whether tasks end.
+# The pause between two looks, at the end of the process, at whether tasks end.
 _LOOK_S = 1.0
 
 
@@ -224,7 +224,7 @@ class Workers:
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._begun = 0
         self._closing = False
-        # Of the tasks that run, by thread; and how many have ended.
+        # The shares of the tasks that run, by thread; and the number of those that have ended.
         self._under_way: dict[int, Share] = {}
         self._finished = 0
 
@@ -244,7 +244,7 @@ class Workers:
         return True
 
     def close(self, hung_s_max: float) -> list[Share]:
-        """Run the queued tasks, and end the threads; return whose tasks hang: for so long no task has ended."""
+        """Run the queued tasks, and end the threads; return whose tasks hang: for ``hung_s_max`` no task has ended."""
         with self.lock:
             if self._closing:
                 return []

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 # A name and a password before a host, also in the option of a URL; the value of an option that may be a signature.
 _LOGIN = re.compile(r"(//|%2[Ff]%2[Ff])[^/\s?#@%]*(?::|%3[Aa])[^/\s?#@]*?(@|%40)")
 _SECRET = re.compile(r"([?&](?:sig|token|[\w-]*(?:signature|secret|password|credential|key))=)[^&\s]+", re.IGNORECASE)
-# How long after a warning others of its kind are only debugging messages.
+# The time after a warning in which others of its kind are only debugging messages.
 _QUIET_S = 60.0
 
 

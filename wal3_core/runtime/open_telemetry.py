@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, Meter, MeterProvider
 
 _SCOPE = "wal3"
-# In seconds: from a request within a machine to a store that is away.
+# Bounds from a request within a machine to a store that is away.
 _DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _LAG_BOUNDS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 

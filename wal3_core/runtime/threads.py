@@ -107,11 +107,12 @@ class TimerThread:
 
 T = TypeVar("T")
 
-# How long nothing ends before a store's call counts as one that never returns: longer than one with all its retries.
+# The time without an end of any call after which a store's call counts as one that never returns: longer than one with
+# all its retries.
 HUNG_S_MAX = 180.0
 # Enough for a few dozen requests in flight; a log owns none of them.
 WORKERS_MAX = 32
-# How many forks lie between this process and the one that imported this first.
+# The forks between this process and the one that imported this first.
 _forks = 0
 # Topics of followers that are reading at the moment; a follower whose topic was dropped polls its store once more.
 _TOPICS_KEPT_MAX = 1000
@@ -319,7 +320,7 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-# How long a call takes before it is reported, and again while it lasts.
+# The time after which a call is reported, and again while it lasts.
 LATE_S = 2.0
 
 

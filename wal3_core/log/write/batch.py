@@ -1,9 +1,7 @@
-"""Group commit: callers' records, and the queue in which they wait to become a fragment.
+"""Appends that wait: in the inbox until there is room in memory, then in the queue to become part of a fragment.
 
-Admission: which appends a writer accepts, and when there is room for them in memory.
-
-Callers put appends into the inbox; the pipeline's workers move them into the queue as far as ``bytes_held_max`` allows,
-first come, first served. Guarded by the pipeline's lock.
+Callers put appends into the inbox; workers move them into the queue as far as ``bytes_held_max`` allows, first come,
+first served. Guarded by the write loop's lock.
 """
 
 from __future__ import annotations
@@ -155,7 +153,7 @@ class Admission:
         self._bytes_held_max = bytes_held_max
         self._outcomes = outcomes
         self._inbox: deque[Append] = deque()
-        # In bytes since the writer was opened: moved from the inbox into the queue.
+        # Bytes moved from the inbox into the queue since the writer was opened.
         self._bytes_admitted = 0
         self._any_withdrawn = False
 

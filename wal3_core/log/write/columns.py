@@ -1,7 +1,4 @@
-"""The records of an append, checked, as two columns: of Python objects, or of Arrow arrays that a table brought.
-
-The records of a caller's Arrow table: no Python object is made for a record.
-"""
+"""The records of an append, checked, as two columns: of Python objects, or of Arrow arrays that a table brought."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
     from wal3_core.options import WriterOptions
 
-    # Of Python objects, or an array of the type binary that nothing else refers to.
+    # Python objects, or an array of the type binary that nothing else refers to.
     Values: TypeAlias = Sequence[bytes | None] | pa.BinaryArray
     # What a caller appends as a table.
     Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
@@ -170,7 +167,7 @@ def _join_lists(columns: Sequence[Columns]) -> Columns:
 a_table = instance_of(pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 
 _SHOWN_MAX = 200
-# Of a view in an array of the type binary_view; the first four are its length.
+# The bytes of a view in an array of the type binary_view; the first four are its length.
 _VIEW_BYTES = 16
 _BOUND_MAX = 2**31 - 1
 

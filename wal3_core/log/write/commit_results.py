@@ -1,4 +1,4 @@
-"""What a commit, an upload or a manifest means for each append: acknowledged, failed, or given a new place.
+"""What a commit, an upload or a manifest means for each append: acknowledged, failed, or given another place.
 
 ``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``AckQueue`` keeps
 what was decided until the writer's lock is released: then it is reported, and delivered to the callers.
@@ -24,7 +24,6 @@ from wal3_core.errors import (
     KeyRequiredError,
     LogReplacedError,
     NotDurableError,
-    SealedError,
     UnavailableError,
     UnknownDurabilityError,
     ViewRequiredError,
@@ -39,7 +38,7 @@ from wal3_core.log.write.commit import (
     hopeless,
     searched,
 )
-from wal3_core.log.write.in_flight import view_required
+from wal3_core.log.write.in_flight import sealed_error, view_required
 from wal3_core.log.write.pacing import WriterFairness
 from wal3_core.model.manifest import Durability
 from wal3_core.model.position import LogPosition
@@ -56,16 +55,15 @@ if TYPE_CHECKING:
     from wal3_core.log.write.in_flight import InFlightFragment, WritePosition
     from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.stats import Meter, Report
-    from wal3_core.model.manifest import Seal
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Outcome, Runtime
     from wal3_core.storage.documents.manifest_store import ManifestStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
 
 
-# An append without a key, or of another view, is refused by a manifest that was the newest so long before it, or later.
+# The age, when an append without a key or of another view was accepted, of a manifest that refuses it: at most this.
 _KEYED_KNOWN_S = 1.0
-# Of thousands of appends at a time.
+# The key of a minimum over thousands of appends.
 _ACCEPTED_S = attrgetter("accepted_s")
 
 
@@ -102,7 +100,7 @@ class CommitResultHandler:
 
     def refusal(self) -> NotDurableError | None:
         """Return why the writer accepts nothing; None when it does."""
-        return self._sealed(self._position.seal) if self._position.seal is not None else self._halt.refusal()
+        return sealed_error(self._url, self._position.seal) if self._position.seal is not None else self._halt.refusal()
 
     def refusal_of(self, append: Append) -> KeyRequiredError | ViewRequiredError | None:
         """Return why the log does not take an append that was just made; None when it does, or may by now."""
@@ -178,7 +176,7 @@ class CommitResultHandler:
             case SealedOut(base):
                 self._position.begin_term(base, began_s)
                 assert base.manifest.seal is not None
-                self.acks.give_up(self._take_flights(), self._sealed(base.manifest.seal), None)
+                self.acks.give_up(self._take_flights(), sealed_error(self._url, base.manifest.seal), None)
             case Failed(cause, failure):
                 self._position.base = None
                 error: AppendError = _not_durable(f"{self._what(ready[0])}: not committed: {cause}", failure)
@@ -298,11 +296,6 @@ class CommitResultHandler:
         appends = [append for flight in self._in_flight for append in flight.appends]
         self._in_flight.clear()
         return appends
-
-    def _sealed(self, seal: Seal) -> SealedError:
-        successor = f"; it goes on in {seal.successor}" if seal.successor else ""
-        message = f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}"
-        return SealedError(message, successor=seal.successor or "")
 
     def _refusal_of(self, append: Append) -> KeyRequiredError | ViewRequiredError:
         if self._position.other_view is not None:
@@ -426,7 +419,7 @@ class AckQueue:
     def __init__(self, report: Report, marking: Marking) -> None:
         self.report = report
         self.marking = marking
-        # In bytes since the writer was opened: of appends with an outcome.
+        # Bytes of the appends that have an outcome, since the writer was opened.
         self.bytes_released = 0
         self.appends = 0
         self.appends_failed = 0

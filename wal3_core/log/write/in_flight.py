@@ -1,7 +1,4 @@
-"""A fragment on its way to the store.
-
-Where a writer's next fragment goes: behind its fragments in flight, or at the end of the manifest it knows.
-"""
+"""Fragments in flight: their places, their upload, and what the log takes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ViewRequiredError
+from wal3_core.errors import SealedError, ViewRequiredError
 from wal3_core.log.write.columns import join
 from wal3_core.log.write.commit import WriterTerm
 from wal3_core.model.fragment import FragmentPointer
@@ -49,6 +46,14 @@ def pointer_to(
     )
 
 
+def sealed_error(url: str, seal: Seal) -> SealedError:
+    """Return the error of a log that takes no more appends."""
+    successor = f"; it goes on in {seal.successor}" if seal.successor else ""
+    return SealedError(
+        f"log {url}: sealed by {seal.sealed_by}: {seal.reason}{successor}", successor=seal.successor or ""
+    )
+
+
 def view_required(url: str, owner: View | None, found: View | None) -> ViewRequiredError:
     """Return the error of a log that takes appends of one view alone."""
     message = (
@@ -69,7 +74,7 @@ class InFlightFragment:
     pointer: FragmentPointer | None = None
     error: BaseException | None = None
     mark: Future[None] | None = None
-    # Until when its append waits for the mark, once it is committed.
+    # The end of its appends' wait for the mark, once it is committed.
     mark_until_s: float = 0.0
 
     @property
@@ -119,7 +124,7 @@ class WritePosition:
         self.base: Installed | None = None
         # Where the log ended in the newest manifest seen so far; None before there was one.
         self.next_offset: int | None = None
-        # Whether that manifest took only records with keys.
+        # Set if that manifest took only records with keys.
         self.keyed = False
         # The view that this manifest belongs to, unless it is the writer's own.
         self.other_view: View | None = None

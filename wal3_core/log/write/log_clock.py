@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
-# In this time a monotonic clock that is off by 300 parts in a million is off by a second.
+# The age of the store's time at which it is read again: until then, a monotonic clock that is off by 300 parts in a
+# million is off by a second.
 _ASKED_AGAIN_S = 3600.0
 
 

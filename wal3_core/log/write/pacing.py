@@ -41,7 +41,7 @@ class BatchDeadline:
         self._runtime = runtime
         self._cut_s = 0.0
         self._commit_began_s = 0.0
-        # In flight, but not in the commit under way; all of them when there is none.
+        # Fragments in flight that are not in the commit under way; all of them when there is none.
         self._num_ahead = 0
 
     def cut(self) -> None:
@@ -110,8 +110,8 @@ class YieldPause:
 
 # A cycle is an upload and a commit, at least this long: a look at the manifest takes milliseconds of the processor.
 _CYCLE_S_MIN = 0.01
-# In cycles: how long a writer appends, and how long it sees the log at rest before. ``_REST``: one that had no turn
-# lately. ``_REST_FIRST``: the first of the others. Each behind that one leaves time for an upload and a commit.
+# Cycles of a turn, and cycles at rest that a writer sees before it: ``_REST`` if it had no turn lately, ``_REST_FIRST``
+# if it is the first of the others, ``_REST_EACH`` more for each writer before it, for an upload and a commit.
 _TURN, _REST, _REST_FIRST, _REST_EACH = 6, 1, 2.5, 5
 # One that waits looks that many times in the rest that it needs, but not more often than once in ``_REST``.
 _LOOKS = 3
@@ -130,7 +130,7 @@ class WriterFairness:
         self._pause_s_max = options.commit_pause_s_max
         self._meter = meter
         self._runtime = runtime
-        # Until then no batch is cut.
+        # The time before which no batch is cut.
         self.not_before_s = 0.0
         # Whether it waits for a turn; whether it had one since it last had nothing to append.
         self._waiting = self._served = False
@@ -141,7 +141,7 @@ class WriterFairness:
         self._known_s = self._changed_s = -math.inf
         # When this writer's turn began, and when the newest epoch was first seen or tried to be ended.
         self._began_s = self._epoch_s = -math.inf
-        # How long others took for a fragment.
+        # The time that others took for a fragment.
         self._fragment_s = math.inf
         # Places lost in this epoch.
         self._num_lost = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
     from wal3_core.workers import Share
 
-# How long the write of a snapshot is retried: the next commit or writer tries again.
+# The time for the write of a snapshot with its retries: the next commit or writer tries again.
 _WRITE_S = 10.0
 
 

@@ -28,14 +28,13 @@ from wal3_core.errors import (
     GarbageCollectedError,
     LogReplacedError,
     NotDurableError,
-    SealedError,
     UnavailableError,
     UnknownDurabilityError,
 )
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
-from wal3_core.log.write.in_flight import view_required
+from wal3_core.log.write.in_flight import sealed_error, view_required
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staged.once import IdempotentAppend, Once
@@ -246,7 +245,8 @@ class _Installing:
             case Displaced():
                 return result
             case SealedOut(found):
-                raise self._sealed(found)
+                assert found.manifest.seal is not None
+                raise sealed_error(self._manifests.url, found.manifest.seal)
             case Failed(_, error) if error is not None and not isinstance(error, Exception):
                 # An interrupt.
                 raise error
@@ -257,17 +257,11 @@ class _Installing:
 
     def _check_takes(self, base: Installed, *, keyless: bool) -> None:
         if base.manifest.seal is not None:
-            raise self._sealed(base)
+            raise sealed_error(self._manifests.url, base.manifest.seal)
         if not base.manifest.is_of(self._options.view):
             raise view_required(self._manifests.url, base.manifest.view, self._options.view)
         if base.manifest.keyed and keyless:
             raise key_required(self._manifests.url)
-
-    def _sealed(self, found: Installed) -> SealedError:
-        seal = found.manifest.seal
-        assert seal is not None
-        message = f"log {self._manifests.url}: sealed by {seal.sealed_by}: {seal.reason}"
-        return SealedError(message, successor=seal.successor or "")
 
     def _place(self, manifest: Manifest, token: str) -> Iterator[FragmentPointer]:
         """Put what was staged at the log's end: fragments as they are where they fit, or written again."""
