@@ -98,7 +98,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.maintain.destroyer import undo_destroy as undo_destroy
     from wal3_core.log.maintain.repair import RepairReport as RepairReport
     from wal3_core.log.maintain.repair import repair_log as repair_log
-    from wal3_core.log.maintain.sealer import initialize_successor as initialize_successor
+    from wal3_core.log.maintain.sealer import create_successor as create_successor
     from wal3_core.log.maintain.sealer import migrate as migrate
     from wal3_core.log.maintain.sealer import seal as seal
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport as SnapshotCompactionReport
@@ -369,7 +369,7 @@ _HOMES = {
     "dirty_logs": "wal3_core.fleet.dirty.dirty_log",
     "enable_metrics": "wal3_core.runtime.open_telemetry",
     "follow_across": "wal3_core.log.read.succession",
-    "initialize_successor": "wal3_core.log.maintain.sealer",
+    "create_successor": "wal3_core.log.maintain.sealer",
     "list_logs": "wal3_core.fleet.discovery",
     "migrate": "wal3_core.log.maintain.sealer",
     "open_pinned": "wal3_core.log.read.reader",

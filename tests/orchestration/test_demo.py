@@ -42,7 +42,7 @@ def test_parts_hold_every_message_once_and_in_order() -> None:
 def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
     log = "wal3_orchestration"
     store = open_store("memory:")
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many([b"a record"])
     (state,) = read_states(store, [log])
     console = Console(width=80, record=True, file=io.StringIO(), highlight=False, soft_wrap=True)
@@ -60,7 +60,7 @@ def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
 @pytest.mark.slow
 def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp_path: Path) -> None:
     places = Places(tmp_path / "demo")
-    LogWriter.initialize(open_store(places.store.as_uri()), "from-an-earlier-run")
+    LogWriter.create(open_store(places.store.as_uri()), "from-an-earlier-run")
 
     outcome = _demo("--sample", "--folder", str(places.folder))
 

@@ -100,7 +100,7 @@ class Fleet(Closing):
     ) -> Self:
         """Open a fleet. With the name of this server its appends are marked in ``dirty/SERVER``, for maintenance."""
         runtime, options = runtime or shared_runtime(), options or FleetOptions()
-        dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
+        dirty_log = None if server is None else DirtyLog.open_or_create(store, server, runtime=runtime)
         return cls(store, dirty_log, options, runtime)
 
     @checked(log=_check_written)

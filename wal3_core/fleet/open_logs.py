@@ -249,7 +249,7 @@ class OpenLogs:
             begun, slot.opening = slot.opening, True
         if begun:
             return
-        open_writer = LogWriter.open_or_initialize if self._options.creates else LogWriter.open
+        open_writer = LogWriter.open_or_create if self._options.creates else LogWriter.open
         options, runtime = self._options.writer, self._runtime
         try:
             writer = open_writer(self._store, slot.log, options=options, runtime=runtime, marks=self._marks)

@@ -83,7 +83,7 @@ def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
 
 def _append(store: ObjectStore, log: str, changes: Sequence[Message]) -> None:
     size = max(1, -(-len(changes) // _FRAGMENTS))
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         PolicyStore(store, log).change(lambda _: _POLICY)
         for start in range(0, len(changes), size):
             writer.append_many(changes[start : start + size])
@@ -277,7 +277,7 @@ def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Seque
 def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
     """Append messages in several fragments; cursor ``tail`` moves to their start, ``demo`` to the log's middle."""
     size = max(1, -(-len(messages) // FRAGMENTS_PER_PART))
-    with LogWriter.open_or_initialize(store, log, options=_WRITER) as writer:
+    with LogWriter.open_or_create(store, log, options=_WRITER) as writer:
         reader = LogReader.open(store, log)
         move(store, log, "tail", reader.manifest().next.position.offset)
         for start in range(0, len(messages), size):
@@ -293,7 +293,7 @@ def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
     position = LogPosition(offset, shared_runtime().now_us())
     witness = cursors.load(name)
     if witness is None:
-        cursors.init(name, position)
+        cursors.create(name, position)
     else:
         cursors.save(name, position, witness)
 

@@ -357,4 +357,4 @@ def _advance(stores: LogStores, limit: LogPosition, witness: Witness | None) -> 
     if witness is not None:
         stores.cursors.save(ROLLUP, limit, witness, owner=Owner.ROLLUP)
         return
-    stores.cursors.init(ROLLUP, limit, owner=Owner.ROLLUP)
+    stores.cursors.create(ROLLUP, limit, owner=Owner.ROLLUP)

@@ -87,7 +87,7 @@ class CursorStore:
         extension=instance_of(Extension),
         stays=flag,
     )
-    def init(
+    def create(
         self,
         name: str,
         position: LogPosition | Record,
@@ -166,7 +166,7 @@ class CursorStore:
     def carry(self, name: str, cursor: Cursor, witness: Witness | None, *, stays: bool = True) -> Witness:
         """Write a whole cursor, such as another log's, in place of the witness's version, or of none.
 
-        Errors, and ``stays``, as of ``init`` and ``save``.
+        Errors, and ``stays``, as of ``create`` and ``save``.
         """
         self._check_position(name, cursor)
         before = None if witness is None else witness.cursor

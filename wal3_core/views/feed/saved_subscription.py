@@ -145,7 +145,7 @@ def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
     extension = replace(subscribed, progress=Progress(passed)).extension(position.offset)
     try:
         # Left where it is, the next start would skip silently what this one reports.
-        return cursors.init(
+        return cursors.create(
             wanted.name,
             position,
             owner=Owner.SUBSCRIPTION,
