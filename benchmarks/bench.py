@@ -130,9 +130,9 @@ def _throughput_row(folder: Path, size: int) -> list[str]:
     for _ in range(ROUNDS):
         limits.append(sha3_limit())
         log = f"bench-{uuid.uuid4().hex}"
-        with LogWriter.open_or_initialize(store, log) as writer:
+        with LogWriter.open_or_create(store, log) as writer:
             appended.append(_timed(partial(_repeat, writer, partial(writer.submit_many, group), groups)))
-        with LogWriter.open_or_initialize(store, f"{log}-from-tables") as writer:
+        with LogWriter.open_or_create(store, f"{log}-from-tables") as writer:
             from_tables.append(_timed(partial(_repeat, writer, partial(writer.submit_table, rows), groups)))
         for times, verify in ((verified, True), (unverified, False)):
             reader = LogReader.open(store, log, options=ReaderOptions(verify=verify))
@@ -166,7 +166,7 @@ def singles(folders: dict[str, Path]) -> None:
         table.add_column(name, justify="right")
     body, count = os.urandom(100), 100_000
     for name, folder in folders.items():
-        with LogWriter.open_or_initialize(open_store(folder.as_uri()), f"singles-{uuid.uuid4().hex}") as writer:
+        with LogWriter.open_or_create(open_store(folder.as_uri()), f"singles-{uuid.uuid4().hex}") as writer:
             writer.append(body)
             began = time.perf_counter(), time.thread_time(), time.process_time()
             for _ in range(count):
@@ -226,7 +226,7 @@ class _Pair:
 def _append_times(store: ObjectStore, callers: int) -> tuple[list[float], list[float], float]:
     """Return how long appends took, how long pairs of PUTs did between those of one caller, and all of the appends."""
     body, pair = os.urandom(100), _Pair(store)
-    with LogWriter.open_or_initialize(store, f"latency-{uuid.uuid4().hex}") as writer:
+    with LogWriter.open_or_create(store, f"latency-{uuid.uuid4().hex}") as writer:
 
         def call(_: int) -> list[float]:
             return [_timed(lambda: writer.append(body)) for _ in range(30)]
@@ -264,7 +264,7 @@ def manifest_bytes() -> None:
 
 def grow(store: ObjectStore, count: int) -> None:
     """Give a log the manifest and the snapshots it has after ``count`` one-fragment commits."""
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     manifests, options = ManifestStore(log_store(store, "a"), shared_runtime()), SnapshotOptions()
     snapshots = SnapshotStore(manifests, shared_runtime(), loaded_max=options.loaded_max)
     token, setsum = "0" * 16, Setsum.of([b"x"])

@@ -153,7 +153,7 @@ def make_tiny_fragments(store: ObjectStore, names: Sequence[str], fragments: int
         return
     Grower(store, names[0]).grow(fragments)
     for name in names[1:]:
-        with LogWriter.open_or_initialize(store, name) as writer:
+        with LogWriter.open_or_create(store, name) as writer:
             writer.append(b"x")
 
 
@@ -181,7 +181,7 @@ def sound(spark: SparkSession, url: str, names: list[str]) -> None:
 def large_log(spark: SparkSession, meter: Meter, url: str, *, num_bytes: int) -> None:
     each = FRAGMENT_BYTES // RECORD_BYTES
     options = WriterOptions(batch_bytes_max=2 * FRAGMENT_BYTES)
-    with LogWriter.open_or_initialize(open_store(url), "bytes", options=options) as writer:
+    with LogWriter.open_or_create(open_store(url), "bytes", options=options) as writer:
         for _ in range(num_bytes // FRAGMENT_BYTES):
             data = os.urandom(FRAGMENT_BYTES)
             writer.append_many([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in range(each)])
@@ -226,11 +226,11 @@ def one_task(count: int) -> None:
     store = SlowStore()
     # Tasks open stores by their URLs.
     planning.open_store = lambda _: store
-    with LogWriter.open_or_initialize(store, "large") as writer:
+    with LogWriter.open_or_create(store, "large") as writer:
         for _ in range(count):
             writer.append(b"x")
     for number in range(count):
-        with LogWriter.open_or_initialize(store, f"small/{number}") as writer:
+        with LogWriter.open_or_create(store, f"small/{number}") as writer:
             writer.append(b"x")
     for kind, options in (("of one log", {"log": "large"}), ("each of a log", {"prefix": "small"})):
         request = ReadRequest.from_options({"store": "file:///unused", "partitions": "1", **options})

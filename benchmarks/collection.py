@@ -117,7 +117,7 @@ def advance(store: ObjectStore, offset: int) -> None:
     cursors, position = CursorStore(store, "a"), LogPosition(offset, 0)
     witness = cursors.load("reader")
     if witness is None:
-        cursors.init("reader", position)
+        cursors.create("reader", position)
     else:
         cursors.save("reader", position, witness)
 

@@ -45,8 +45,8 @@ class Slow:
 def waiting(request_s: float) -> None:
     """Collect a few fragments at a time; count a collection's requests as more documents wait."""
     inner = open_store("memory:waiting")
-    slow, writer, cursors = Slow(inner, request_s), LogWriter.open_or_initialize(inner, "a"), CursorStore(inner, "a")
-    witness = cursors.init("c", LogPosition(1, 0))
+    slow, writer, cursors = Slow(inner, request_s), LogWriter.open_or_create(inner, "a"), CursorStore(inner, "a")
+    witness = cursors.create("c", LogPosition(1, 0))
     options = CollectorOptions(fraction_max=1)
     print("| documents that wait | requests | of them PUTs | seconds |\n|---:|---:|---:|---:|")
     for number in range(1, max(WAITING) + 1):
@@ -66,15 +66,15 @@ def consumers(request_s: float) -> None:
     """Collect while consumers save as fast as they can."""
     inner = open_store("memory:consumers")
     slow, stop = Slow(inner, request_s), threading.Event()
-    with LogWriter.open_or_initialize(inner, "a") as writer:
+    with LogWriter.open_or_create(inner, "a") as writer:
         for _ in range(RECORDS):
             writer.append(b"x")
     laggard = CursorStore(inner, "a")
-    witness = laggard.init("laggard", LogPosition(1, 0))
+    witness = laggard.create("laggard", LogPosition(1, 0))
 
     def consume(number: int) -> int:
         saves, cursors = 0, CursorStore(Slow(inner, request_s), "a")
-        seen = cursors.init(f"c{number}", LogPosition(1, 0))
+        seen = cursors.create(f"c{number}", LogPosition(1, 0))
         while not stop.is_set():
             saves += 1
             seen = cursors.save(f"c{number}", LogPosition(min(saves + 1, RECORDS), 0), seen)

@@ -130,7 +130,7 @@ def begin_anew(load: Load, began: Barrier, over: Event, new_s: multiprocessing.Q
 
 def measured(folder: Path, processes: int, given: argparse.Namespace) -> Found:
     load = Load((folder / uuid.uuid4().hex).as_uri(), given.callers, given.seconds, given.bytes)
-    LogWriter.initialize(open_store(load.url), LOG)
+    LogWriter.create(open_store(load.url), LOG)
     context = multiprocessing.get_context("spawn")
     began, over, shares, new_s = context.Barrier(processes + 1), context.Event(), context.Queue(), context.Queue()
     running = [context.Process(target=append, args=(load, began, over, shares)) for _ in range(processes)]
@@ -159,7 +159,7 @@ class Simulated:
         self._found = Found([], [])
 
     def run(self) -> Found:
-        LogWriter.initialize(self._memory, LOG, runtime=self._processes[0])
+        LogWriter.create(self._memory, LOG, runtime=self._processes[0])
         *appending, new = self._processes
         tasks = [
             self._simulation.spawn(process, "main", partial(self._append, number, process))

@@ -82,16 +82,16 @@ def fill(folder: Path, logs: int, fragments: int) -> None:
     """Make one log, link its files as often as there are to be logs; and make one with many fragments."""
     store = open_store(folder.as_uri())
     if logs:
-        with LogWriter.open_or_initialize(store, name_of(0)) as writer:
+        with LogWriter.open_or_create(store, name_of(0)) as writer:
             writer.append_many([b"a record", b"another", b"a third"])
-        CursorStore(store, name_of(0)).init("reader", LogPosition(1, 0))
+        CursorStore(store, name_of(0)).create("reader", LogPosition(1, 0))
         for number in range(1, logs):
             link(folder / name_of(0), folder / name_of(number))
     if fragments:
         from tests.large_logs import Grower  # noqa: PLC0415 - only then
 
         Grower(store, "large", real=False).grow(fragments, per_step=2048)
-        CursorStore(store, "large").init("reader", LogPosition(fragments // 2, 0))
+        CursorStore(store, "large").create("reader", LogPosition(fragments // 2, 0))
 
 
 def link(source: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ PAYLOAD = b"x" * 100
 def replay(store: ObjectStore, count: int) -> float:
     """Publish messages, and return how many a second one reader receives of them."""
     log = uuid.uuid4().hex
-    with FeedWriter.open_or_initialize(store, log, options=WriterOptions(batch_age_s_max=0.1)) as writer:
+    with FeedWriter.open_or_create(store, log, options=WriterOptions(batch_age_s_max=0.1)) as writer:
         for number in range(count):
             writer.publish("bench/topic", [number, PAYLOAD])
     reader = FeedReader.open(store, log)
@@ -80,7 +80,7 @@ def fan_out(subscribers: int, count: int, pause_s: float) -> str:
 def through_feed(store: ObjectStore, subscribers: int, count: int, pause_s: float) -> str:
     """Measure readers of a feed."""
     log = uuid.uuid4().hex
-    with FeedWriter.open_or_initialize(store, log) as writer:
+    with FeedWriter.open_or_create(store, log) as writer:
         readers = [FeedReader.open(store, log, start="end") for _ in range(subscribers)]
 
         def received(reader: FeedReader) -> float:

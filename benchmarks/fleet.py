@@ -140,7 +140,7 @@ def timed(fleet: Fleet | LogWriter, log: str | None = None) -> float:
 def requests() -> None:
     """Count the requests of the same appends through one writer, a fleet, and a fleet with a limit of its logs."""
     counting = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
-    with LogWriter.open_or_initialize(counting, "one") as writer:
+    with LogWriter.open_or_create(counting, "one") as writer:
         writer.append(BODY)
         counting.requests.clear()
         for _ in range(100):
@@ -201,8 +201,8 @@ def slow_appends(
     store, times = SlowStore(spread), list[float]()
     # Enough threads for every request under way: this measures the protocol, not this process's limit.
     with ThreadRuntime(workers_max=128) as runtime:
-        dirty = DirtyLog.open(store, "bench", runtime=runtime) if marked else None
-        writers = [LogWriter.open_or_initialize(store, log, runtime=runtime, marks=dirty) for log in logs(count)]
+        dirty = DirtyLog.open_or_create(store, "bench", runtime=runtime) if marked else None
+        writers = [LogWriter.open_or_create(store, log, runtime=runtime, marks=dirty) for log in logs(count)]
         store.requests.clear()
         began = time.perf_counter()
 

@@ -71,7 +71,7 @@ def name_of(number: int) -> str:
 
 
 def append(store: ObjectStore, log: str) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many([b"a record", b"another", b"a third"])
 
 
@@ -80,7 +80,7 @@ def fill(store: ObjectStore, logs: Iterable[str]) -> None:
 
     def create(log: str) -> None:
         append(store, log)
-        CursorStore(store, log).init("reader", LogReader.open(store, log).manifest().first.position)
+        CursorStore(store, log).create("reader", LogReader.open(store, log).manifest().first.position)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(create, logs))

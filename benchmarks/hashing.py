@@ -75,7 +75,7 @@ def measured(store: ObjectStore, size: int, hashed_by: dict[str, Lanes]) -> dict
             lane_columns.LANES = lanes
             take(figures, ("setsum", name), size * len(group), lambda: table_setsum(table))
             log = f"bench-{uuid.uuid4().hex}"
-            with LogWriter.open_or_initialize(store, log) as writer:
+            with LogWriter.open_or_create(store, log) as writer:
                 action = partial(append, writer, partial(writer.submit_many, group), groups)
                 take(figures, ("append", name), size * len(group) * groups, action)
             for kind, verify in (("verified scan", True), ("unverified scan", False)):
@@ -95,7 +95,7 @@ def with_keys(store: ObjectStore, size: int) -> dict[tuple[str, str], Best]:
     for _ in range(ROUNDS):
         for name, table in rows.items():
             log = f"bench-{uuid.uuid4().hex}"
-            with LogWriter.open_or_initialize(store, log) as writer:
+            with LogWriter.open_or_create(store, log) as writer:
                 action = partial(append, writer, partial(writer.submit_table, table), groups)
                 take(figures, ("append of tables", name), size * len(group) * groups, action)
             reader = LogReader.open(store, log, options=ReaderOptions(verify=True))

@@ -54,7 +54,7 @@ def key(number: int) -> bytes:
 def write(url: str, batches: Iterable[list[Message]], target: int | None = None) -> None:
     """Append each batch as a fragment; passes make fragments of about ``target`` bytes."""
     options = WriterOptions(batch_records_max=BATCH, batch_bytes_max=2**28)
-    with LogWriter.open_or_initialize(open_store(url), LOG, options=options) as writer:
+    with LogWriter.open_or_create(open_store(url), LOG, options=options) as writer:
         for batch in batches:
             writer.append_many(batch)
     terms = Policy(cleanup=Cleanup.COMPACT, compacted_fragment_bytes=target)

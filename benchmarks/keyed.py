@@ -94,7 +94,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def append_all(store: ObjectStore, shape: tuple[int, int], value_bytes: int) -> None:
     waiting: deque[Future[LogPosition]] = deque()
-    with KeyedLog.open_or_initialize(store, LOG) as log:
+    with KeyedLog.open_or_create(store, LOG) as log:
         for batch in batches(*shape, value_bytes):
             waiting.append(log.append_batch(batch, await_durable=False))
             if len(waiting) > BATCHES_AHEAD:
@@ -128,7 +128,7 @@ def wal3(folder: Path, shape: tuple[int, int], value_bytes: int, scans: int, lat
     """Measure a log as it was appended, and then arranged by key."""
     plain, count = open_store((folder / "wal3").as_uri()), shape[0] * shape[1]
     found = {"append": f"{count / seconds(lambda: append_all(plain, shape, value_bytes)):,.0f} records/s"}
-    CursorStore(plain, LOG).init("c", LogPosition(count // 2 + 1, 0))
+    CursorStore(plain, LOG).create("c", LogPosition(count // 2 + 1, 0))
     found |= queried(plain, chosen(shape[0], scans), latency_s)
     PolicyStore(plain, LOG).change(lambda policy: replace(policy, arrange_by_key=True))
     took_s = seconds(lambda: KeyCompactor(plain, LOG).compact(force=True))

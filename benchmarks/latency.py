@@ -68,7 +68,7 @@ class Measured:
         return self
 
     def _load(self, load: Callable[[LogWriter, float], None], seconds: float) -> None:
-        with LogWriter.open_or_initialize(self._store, "a", options=self._options, runtime=self._process) as writer:
+        with LogWriter.open_or_create(self._store, "a", options=self._options, runtime=self._process) as writer:
             load(writer, self._simulation.now_s + WARM_S)
             writer.flush()
             self._store.requests.clear()

@@ -57,7 +57,7 @@ def append_for(url: str, log: str, seconds: float) -> tuple[list[float], int]:
 def measure(url: str, rate: int) -> list[str]:
     """Append to a new log beside ``rate`` changes a second; return the table's cells."""
     log = f"maintenance-{uuid.uuid4().hex}"
-    LogWriter.initialize(open_store(url), log)
+    LogWriter.create(open_store(url), log)
     installed: object = {}
     with ExitStack() as stack:
         if rate:

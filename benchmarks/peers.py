@@ -56,7 +56,7 @@ class Wal3:
 
     def __init__(self, place: str) -> None:
         self._store = open_store(place)
-        self._writer = LogWriter.open_or_initialize(self._store, LOG)
+        self._writer = LogWriter.open_or_create(self._store, LOG)
 
     def append(self, values: Sequence[bytes]) -> None:
         self._writer.append_many(values)

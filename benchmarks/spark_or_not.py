@@ -92,9 +92,9 @@ def slow(count: int) -> float:
     names = [name_of(number) for number in range(count)]
 
     def make(log: str) -> None:
-        with LogWriter.open_or_initialize(store, log) as writer:
+        with LogWriter.open_or_create(store, log) as writer:
             writer.append_many([b"a record", b"another", b"a third"])
-        CursorStore(store, log).init("reader", LogPosition(1, 0))
+        CursorStore(store, log).create("reader", LogPosition(1, 0))
 
     with ThreadPoolExecutor(64) as threads:
         list(threads.map(make, names))
@@ -121,7 +121,7 @@ def main() -> None:
     for size in map(int, filter(None, options.mib.split(","))):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             url = (Path(folder) / "store").as_uri()
-            with LogWriter.open_or_initialize(open_store(url), "large") as writer:
+            with LogWriter.open_or_create(open_store(url), "large") as writer:
                 for _ in range(size):
                     writer.append_many([os.urandom(1024) for _ in range(1024)])
             compare(f"{size:5,} MiB read back", "read", url, ["large"], options.times)

@@ -43,7 +43,7 @@ READY_BATCH_BYTES = 16 * 2**20
 def fill(url: str, *, records: int, record_bytes: int, fragments: int) -> None:
     each = records // fragments
     options = WriterOptions(record_bytes_max=2**20, batch_bytes_max=each * (record_bytes + 64))
-    with LogWriter.open_or_initialize(open_store(url), LOG, options=options) as writer:
+    with LogWriter.open_or_create(open_store(url), LOG, options=options) as writer:
         for _ in range(fragments):
             data = os.urandom(each * record_bytes)
             writer.append_many([data[at : at + record_bytes] for at in range(0, len(data), record_bytes)])

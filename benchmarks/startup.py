@@ -27,7 +27,7 @@ def fill(folder: str) -> None:
     store = open_store(Path(folder).as_uri())
 
     def append(number: int) -> None:
-        with LogWriter.open_or_initialize(store, f"tenants/{number % 40}/log-{number}") as writer:
+        with LogWriter.open_or_create(store, f"tenants/{number % 40}/log-{number}") as writer:
             writer.append(b"x")
 
     with ThreadPoolExecutor(8) as pool:

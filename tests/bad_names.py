@@ -96,7 +96,7 @@ def cut_copy_short(store: ObjectStore, source: str, target: str) -> None:
 def replace_log(store: ObjectStore) -> None:
     """Destroy the log BAD and begin another one of its name."""
     destroy(store, BAD, also_pinned=True)
-    LogWriter.initialize(store, BAD)
+    LogWriter.create(store, BAD)
 
 
 def _keep(store: ObjectStore) -> None:

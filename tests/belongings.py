@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Operation(StrEnum):
     """What is done to a log, or makes one."""
 
-    INITIALIZE = "initialize"
+    CREATE = "create"
     OPEN_BY_OLDER = "open by an older writer"
     MIGRATE = "migrate"
     COPY = "copy"
@@ -114,7 +114,7 @@ _BEGUN_BEHIND = Cell(Fate.WITHOUT, "it concerns objects of the sealed log, which
 
 # By operation, what becomes of each thing.
 TABLE: Mapping[Operation, Mapping[Thing, Cell]] = {
-    Operation.INITIALIZE: dict.fromkeys(Thing, _NOTHING),
+    Operation.CREATE: dict.fromkeys(Thing, _NOTHING),
     Operation.OPEN_BY_OLDER: dict.fromkeys(Thing, _OLDER),
     Operation.MIGRATE: {
         **dict.fromkeys(Thing, _BEGUN_BEHIND),

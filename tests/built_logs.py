@@ -35,7 +35,7 @@ class Builder:
     """
 
     def __init__(self, store: ObjectStore, log: str = "a") -> None:
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
         self._tree = SnapshotOptions()
         self._runtime = shared_runtime()
         self._manifests = ManifestStore(log_store(store, log), self._runtime)

@@ -34,7 +34,7 @@ Timed = tuple[int, bytes | None, bytes | None]
 
 def write_log(store: ObjectStore, log: str, fragments: Sequence[Sequence[Timed]]) -> list[Record]:
     """Make a log of these fragments, in snapshots of every depth; times must not run back. Return its records."""
-    LogWriter.initialize(store, log)
+    LogWriter.create(store, log)
     return _Hand(store, log).append(fragments)
 
 

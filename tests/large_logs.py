@@ -51,7 +51,7 @@ class Grower:
         self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._tree.loaded_max)
         self._real = real
         if root.head(MANIFEST) is None:
-            LogWriter.initialize(store, log)
+            LogWriter.create(store, log)
 
     def grow(self, count: int, *, per_step: int = _FRAGMENTS_PER_STEP, per_change: int = 8192) -> None:
         """Append so many fragments, ``per_step`` between looks for what to roll, ``per_change`` to a manifest."""

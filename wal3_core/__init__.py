@@ -98,7 +98,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.maintain.destroyer import undo_destroy as undo_destroy
     from wal3_core.log.maintain.repair import RepairReport as RepairReport
     from wal3_core.log.maintain.repair import repair_log as repair_log
-    from wal3_core.log.maintain.sealer import initialize_successor as initialize_successor
+    from wal3_core.log.maintain.sealer import create_successor as create_successor
     from wal3_core.log.maintain.sealer import migrate as migrate
     from wal3_core.log.maintain.sealer import seal as seal
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport as SnapshotCompactionReport
@@ -246,7 +246,7 @@ _MODULES = {
     "wal3_core.log.maintain.copy.update": "CopyUpdateReport update_copy",
     "wal3_core.log.maintain.destroyer": "DestroyPart DestroyPlan destroy plan_destroy undo_destroy",
     "wal3_core.log.maintain.repair": "RepairReport repair_log",
-    "wal3_core.log.maintain.sealer": "initialize_successor migrate seal",
+    "wal3_core.log.maintain.sealer": "create_successor migrate seal",
     "wal3_core.log.maintain.snapshot_compactor": "SnapshotCompactionReport SnapshotCompactor SnapshotPlan",
     "wal3_core.log.read.consumed": "ConsumedRecord Lag",
     "wal3_core.log.read.consumer": "Consumer",

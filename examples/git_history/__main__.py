@@ -23,7 +23,7 @@ def main() -> int:
         # Refuse a folder that is not a repository before a log is created for it.
         replay(given.repo, folder=given.folder)
         store = open_store(given.store)
-        with LogWriter.open_or_initialize(store, given.log) as writer:
+        with LogWriter.open_or_create(store, given.log) as writer:
             report = ingest(given.repo, writer, folder=given.folder, reader=LogReader.open(store, given.log))
     except LogError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -58,7 +58,7 @@ class Memory:
     def open(cls, store: ObjectStore, log: str, pool: Executor, *, held_bytes_max: int = HELD_BYTES_MAX) -> Memory:
         """Open the feed, and create it when there is none. ``held_bytes_max`` bytes wait to become durable."""
         options = WriterOptions(batch_bytes_max=BATCH_BYTES_MAX, bytes_held_max=held_bytes_max)
-        return cls(store, log, FeedWriter.open_or_initialize(store, log, options=options), pool)
+        return cls(store, log, FeedWriter.open_or_create(store, log, options=options), pool)
 
     def close(self) -> None:
         """Block until what was published is durable."""

@@ -26,7 +26,7 @@ PAYMENTS, TOTALS = "payments", "totals"
 
 def pay(url: str, shop: str, payments: Sequence[tuple[str, int]]) -> None:
     """Append payments at a shop, which has a log of its own."""
-    with LogWriter.open_or_initialize(open_store(url), f"{PAYMENTS}/{shop}") as writer:
+    with LogWriter.open_or_create(open_store(url), f"{PAYMENTS}/{shop}") as writer:
         writer.append_many([Message(json.dumps({"cents": cents}).encode(), name.encode()) for name, cents in payments])
 
 

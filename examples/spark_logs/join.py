@@ -23,10 +23,10 @@ CUSTOMERS, PAYMENTS = "shop/customers", "shop/payments"
 def fill(url: str) -> None:
     """Append customers, one of whom moves, and payments."""
     store = open_store(url)
-    with LogWriter.open_or_initialize(store, CUSTOMERS) as writer:
+    with LogWriter.open_or_create(store, CUSTOMERS) as writer:
         for name, city in (("ada", "London"), ("kurt", "Brno"), ("kurt", "Vienna"), ("alan", "Manchester")):
             writer.append(json.dumps({"city": city}).encode(), key=name.encode())
-    with LogWriter.open_or_initialize(store, PAYMENTS) as writer:
+    with LogWriter.open_or_create(store, PAYMENTS) as writer:
         payments = [("ada", 30), ("kurt", 5), ("ada", 12), ("kurt", 7)]
         writer.append_many([Message(json.dumps({"cents": cents}).encode(), name.encode()) for name, cents in payments])
 

@@ -29,5 +29,5 @@ def make_collectable(
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in logs:
         write(log, fragments=4)
-        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(7, 0))
     instance.add_dynamic_partitions(LOGS_NAME, logs)

@@ -97,7 +97,7 @@ def test_garbage_is_deleted_when_its_interval_is_over_by_the_store_s_clock(
         return keys(result)
 
     day = {"resources": {"collection": {"config": {"interval_s": float(DAY_S)}}}}
-    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
     jump(by_s)
 
     pruned = run("", RunRequest(job_name="collection_sweep"))

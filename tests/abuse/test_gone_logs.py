@@ -57,7 +57,7 @@ def test_sweep_leaves_out_a_log_that_is_gone_and_does_the_others(
     assert callable(go)
     tick()
     for log in known:
-        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(4, 0))
     go(fleet, "alpha")
 
     for name, asset in SWEEPS.items():
@@ -111,7 +111,7 @@ def test_renamed_log_becomes_a_partition_under_its_new_name_and_is_collected(
     _rename(fleet, "alpha")
 
     after = look(before)
-    CursorStore(fleet, "alpha-moved").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha-moved").create("reader", LogPosition(4, 0))
     result = run("collection_job", run_request("alpha-moved", "alpha-moved"))
 
     assert sorted(instance.get_dynamic_partitions(LOGS_NAME)) == ["alpha-moved", "beta/one", "gamma"]
@@ -129,13 +129,13 @@ def test_partitions_follow_a_thousand_logs_that_are_made_and_destroyed(
     store = open_store(url)
     staying = [f"staying/{number}" for number in range(LOGS_AT_ONCE + 1)]
     for log in staying:
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
     going: list[str] = []
     after: SensorResult | None = None
     for wave in range(LOGS_MADE // LOGS_AT_ONCE):
         coming = [f"tenants/{wave}/log-{number:02}" for number in range(LOGS_AT_ONCE)]
         for log in coming:
-            LogWriter.initialize(store, log)
+            LogWriter.create(store, log)
         for log in going:
             destroy(store, log)
         if wave % 5 == 4:

@@ -41,7 +41,7 @@ def hundred(write: Write, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch) -
     """Logs with garbage; files that are links to the first one's, as their names alone matter."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     write(LOGS[0], fragments=3)
-    CursorStore(fleet, LOGS[0]).init("reader", LogPosition(4, 0))
+    CursorStore(fleet, LOGS[0]).create("reader", LogPosition(4, 0))
     root = Path(urlsplit(fleet.url).path)
     for log in LOGS[1:]:
         for file in (root / LOGS[0]).rglob("*"):

@@ -69,13 +69,13 @@ PLACES_MAX = 60
 
 
 def _write(store: ObjectStore, log: str) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         for _ in range(4):
             writer.append_many([b"a record", b"another", b"a third"])
 
 
 def _claim(store: ObjectStore, log: str, offset: int = 4) -> None:
-    CursorStore(store, log).init("reader", LogPosition(offset, 0))
+    CursorStore(store, log).create("reader", LogPosition(offset, 0))
 
 
 def _replace(store: ObjectStore, log: str) -> None:

@@ -37,8 +37,8 @@ def half_done(write: Write, fleet: ObjectStore, dagster_home: Path, monkeypatch:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in COLLECTED:
         write(log, fragments=4)
-        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
-    with LogWriter.open_or_initialize(fleet, "merged") as writer:
+        CursorStore(fleet, log).create("reader", LogPosition(7, 0))
+    with LogWriter.open_or_create(fleet, "merged") as writer:
         for _ in range(3):
             writer.append_many([Message(b"a body", b"a key")])
     PolicyStore(fleet, "merged").change(lambda _: Policy(cleanup=Cleanup.COMPACT))

@@ -81,7 +81,7 @@ def test_two_ticks_at_once_of_every_sensor_ask_for_the_same_runs(
     collectable: list[str], fleet: ObjectStore, instance: DagsterInstance, run: Run
 ) -> None:
     """Each sensor has something to ask for; the daemon then starts each run once."""
-    with LogWriter.open_or_initialize(fleet, "keyed") as writer:
+    with LogWriter.open_or_create(fleet, "keyed") as writer:
         for _ in range(2):
             writer.append_many([Message(b"a body", b"a key")])
     PolicyStore(fleet, "keyed").change(lambda _: Policy(cleanup=Cleanup.COMPACT))

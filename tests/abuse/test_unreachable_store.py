@@ -63,7 +63,7 @@ def _daemon(output: Path) -> AbstractContextManager[object]:
 
 def _write(url: str, logs: Sequence[str]) -> None:
     for log in logs:
-        with LogWriter.open_or_initialize(open_store(url), log) as writer:
+        with LogWriter.open_or_create(open_store(url), log) as writer:
             writer.append(b"a record")
 
 

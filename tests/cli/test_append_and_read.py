@@ -54,7 +54,7 @@ def test_any_bytes_go_from_one_log_to_another(wal3: Command) -> None:
     sent = [Message(bytes([value]), b"\xff" + bytes([value])) for value in range(256)]
     sent += [Message(b"", b""), Message(None, b"\0"), Message("\u2028\u20ac\n".encode(), None)]
     store = open_store(wal3.url)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     with LogWriter.open(store, "a") as writer:
         writer.append_many(sent)
 
@@ -105,7 +105,7 @@ def test_append_to_a_missing_log_fails_without_create(wal3: Command) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        ": initialize the log first (`wal3 init events`, or `wal3 append --create events`; `wal3 ls` lists the logs)\n"
+        ": create the log first (`wal3 init events`, or `wal3 append --create events`; `wal3 ls` lists the logs)\n"
     )
     wal3.ok("append", "--create", "events", stdin=TWO)
 

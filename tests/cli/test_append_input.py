@@ -41,7 +41,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @pytest.fixture
 def local_process(local_url: str) -> Process:
     """The installed program on a directory with an empty log."""
-    LogWriter.initialize(open_store(local_url), "events")
+    LogWriter.create(open_store(local_url), "events")
     return Process(local_url)
 
 
@@ -205,7 +205,7 @@ def test_line_waiting_for_room_at_a_second_signal_is_in_the_log_only_if_reported
 ) -> None:
     """Regression: a line in the writer's inbox was appended though the report said that it was not."""
     monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
-    LogWriter.initialize(memory_store, "events")
+    LogWriter.create(memory_store, "events")
     store, go_on = FaultyStore(memory_store), threading.Event()
     writer = LogWriter.open(store, "events", ordered=True, options=WriterOptions(bytes_held_max=5000))
     store.before = lambda kind, _path: (kind == "replace" and go_on.wait(DEADLINE_S)) or None
@@ -242,7 +242,7 @@ class Stopping(io.BytesIO):
 
 
 def test_second_signal_after_all_outcomes_are_known_does_not_change_the_report(memory_store: ObjectStore) -> None:
-    LogWriter.initialize(memory_store, "events")
+    LogWriter.create(memory_store, "events")
 
     with LogWriter.open(memory_store, "events", ordered=True) as writer, StopSignals() as signals:
         appending = Appending(writer, signals, lambda _: os.kill(os.getpid(), signal.SIGTERM))
@@ -257,7 +257,7 @@ def test_second_signal_after_all_outcomes_are_known_does_not_change_the_report(m
 def test_second_signal_ends_the_wait_for_an_undetermined_commit(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LogWriter.initialize(memory_store, "events")
+    LogWriter.create(memory_store, "events")
     store, resume = FaultyStore(memory_store), LogWriter.resume
     options = WriterOptions(delivery_timeout_s=0.2)
     writer = LogWriter.open(store, "events", ordered=True, options=options)

@@ -379,7 +379,7 @@ def test_log_with_a_damaged_cursor_is_refused_by_the_cursor_s_name(wal3: Command
         (("a", "--up-to-offset", "0"), "--up-to-offset"),
         (("a", "--interval-s", "-1"), "--interval-s"),
         (("a", "--fraction-max", "1.5"), "--fraction-max"),
-        (("none",), "initialize the log first"),
+        (("none",), "create the log first"),
         (("../a",), "log name"),
     ],
 )
@@ -461,10 +461,10 @@ def test_store_without_logs_has_nothing_to_collect(wal3: Command) -> None:
 @pytest.mark.slow
 def test_gc_runs_as_a_program_on_every_store(wal3_process: Process) -> None:
     store = open_store(wal3_process.url)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(4):
             writer.append(b"%d" % number)
-    CursorStore(store, "a").init("reader", LogPosition(3, 0))
+    CursorStore(store, "a").create("reader", LogPosition(3, 0))
 
     done = wal3_process("gc", "a", "--interval-s", "0", "--json")
 

@@ -85,7 +85,7 @@ def test_update_of_another_log_or_from_an_offset_is_refused(wal3: Command) -> No
     for arguments, message in (
         (("a", "b", "--update"), "expected a copy of log"),
         (("a", "b", "--update", "--from-offset", "1"), "leave out --from-offset"),
-        (("none", "b", "--update"), "initialize the log first"),
+        (("none", "b", "--update"), "create the log first"),
     ):
         result = wal3("copy", *arguments)
         assert result.exit_code == 2

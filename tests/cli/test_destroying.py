@@ -132,7 +132,7 @@ def test_reading_a_destroyed_log_names_the_commands_that_create_it_again(wal3: C
 
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        ": initialize it again (`wal3 init a`, or `wal3 append --create a`; `wal3 ls` lists the logs)\n"
+        ": create it again (`wal3 init a`, or `wal3 append --create a`; `wal3 ls` lists the logs)\n"
     )
 
 

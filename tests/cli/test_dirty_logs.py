@@ -129,7 +129,7 @@ def test_each_marked_log_is_shown_once_for_all_lanes_and_servers(wal3: Command, 
     assert "dirty/x: 3 markers in 2 lanes, 2 marked logs, 0 selected\ndirty/y: 2 markers, 2 marked logs" in table
     rows = [line.split()[:3] for line in table.splitlines() if "not due yet" in line]
     assert sorted(rows) == [["a", "kept", "5"], ["b", "kept", "5"], ["c", "kept", "1"]]
-    CursorStore(store, "b").init("done", LogPosition(2, 0))
+    CursorStore(store, "b").create("done", LogPosition(2, 0))
     with_cursor = wal3.ok("dirty", "show", "x", "--cursor", "done").decode()
     assert [line.split()[2] for line in with_cursor.splitlines() if line.strip().startswith("b ")] == ["4"]
 

@@ -35,8 +35,8 @@ SHORT = ("--duration", "3", "--logs", "6", "--rate", "60", "--late", "60")
 @pytest.mark.slow
 def test_exercise_reports_its_records_and_leaves_other_logs_alone(local_url: str, tmp_path: Path) -> None:
     store = open_store(local_url)
-    LogWriter.initialize(store, "mine")
-    LogWriter.initialize(store, "exercise/mine")
+    LogWriter.create(store, "mine")
+    LogWriter.create(store, "exercise/mine")
 
     ended = Process(local_url)("exercise", *SHORT, "--summary", str(tmp_path / "summary.json"))
 
@@ -98,7 +98,7 @@ def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) ->
     with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json") as program:
         fragment = await_records(program, Path(local_url.removeprefix("file://")))
         run = "/".join(fragment.relative_to(local_url.removeprefix("file://")).parts[:2])
-        LogWriter.initialize(open_store(local_url), f"{run}/mine")
+        LogWriter.create(open_store(local_url), f"{run}/mine")
         program.send_signal(signal.SIGINT)
         stdout, stderr = program.communicate(timeout=600)
 
@@ -175,7 +175,7 @@ def test_store_that_cannot_be_used_is_no_finding(tmp_path: Path) -> None:
 def test_clean_removes_exercises_and_refuses_a_folder_with_another_log(wal3: Command) -> None:
     store = open_store(wal3.url)
     for log in (f"exercise/{RUN}/log-0001", f"exercise/{RUN}/dirty/p01/2", f"exercise/{RUN}/mine", "exercise/mine"):
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
 
     refused = wal3("exercise", "--clean")
     left = list(list_logs(store))

@@ -77,7 +77,7 @@ def test_files_from_an_offset_or_a_time(collected: Command) -> None:
         (("files", "a", "--from-offset", "9"), 2, "from 1 to 6, found 9"),
         (("files", "a", "--from-offset", "4", "--from-time", "0"), 2, "give only one of them"),
         (("files", "a", "--pin", "none"), 2, "expected a pin none, found none"),
-        (("files", "none"), 2, "initialize the log first"),
+        (("files", "none"), 2, "create the log first"),
     ],
 )
 def test_invalid_request_is_refused(collected: Command, arguments: tuple[str, ...], code: int, complaint: str) -> None:

@@ -35,10 +35,10 @@ def store(wal3: Command) -> ObjectStore:
         fleet.append_many("big", [b"x"] * 1200)
         fleet.append_many("done", [b"x"] * 10)
         fleet.append_many("small", [b"x"] * 10)
-    with LogWriter.open_or_initialize(store, "unmarked") as writer:
+    with LogWriter.open_or_create(store, "unmarked") as writer:
         writer.append(b"x")
     for log, name, offset in (("big", "slow", 101), ("big", "quick", 1201), ("done", "c", 11), ("small", "c", 4)):
-        CursorStore(store, log).init(name, LogPosition(offset, 0))
+        CursorStore(store, log).create(name, LogPosition(offset, 0))
     PolicyStore(store, "big").change(lambda policy: replace(policy, unprocessed_max=1000))
     return store
 

@@ -25,7 +25,7 @@ UNROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=1000))
 def lopsided(wal3: Command | Process, log: str) -> None:
     """Make a log whose snapshots are much too small."""
     store = open_store(wal3.url)
-    with LogWriter.open_or_initialize(store, log, options=UNROLLED) as writer:
+    with LogWriter.open_or_create(store, log, options=UNROLLED) as writer:
         for number in range(60):
             writer.append(b"%d" % number)
     SnapshotCompactor(store, log, options=SnapshotCompactorOptions(snapshots=FEW)).compact()
@@ -89,7 +89,7 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
 
 @pytest.mark.slow
 def test_manifest_that_no_writer_rolled_is_rolled_and_reported(wal3: Command) -> None:
-    with LogWriter.open_or_initialize(open_store(wal3.url), "bad", options=UNROLLED) as writer:
+    with LogWriter.open_or_create(open_store(wal3.url), "bad", options=UNROLLED) as writer:
         for _ in range(100):
             writer.append(b"x")
 
@@ -120,7 +120,7 @@ def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process
 
 
 def test_manifest_that_rolls_have_left_behind_is_shown(wal3: Command) -> None:
-    with LogWriter.open_or_initialize(open_store(wal3.url), "a", options=UNROLLED) as writer:
+    with LogWriter.open_or_create(open_store(wal3.url), "a", options=UNROLLED) as writer:
         for _ in range(101):
             writer.append(b"x")
 

@@ -49,7 +49,7 @@ def appended(wal3: Command, log: str, count: int) -> None:
 def deep(wal3: Command, log: str) -> int:
     """Make a log with snapshots of both depths; return how many fragments of one record it has."""
     store = open_store(wal3.url)
-    LogWriter.initialize(store, log)
+    LogWriter.create(store, log)
     reader = LogReader.open(store, log)
     with LogWriter.open(store, log, options=WriterOptions(snapshots=FEW)) as writer:
         for number in range(1, 1000):
@@ -290,7 +290,7 @@ def test_cursor_below_what_a_log_holds_is_refused_with_both_named(wal3: Command)
         (("set", "events", "no/name", "1"), "cursor name"),
         (("get", "events", "reader"), "expected a cursor reader, found none"),
         (("delete", "events", "reader", "--yes"), "expected a cursor reader, found none"),
-        (("list", "other"), "initialize the log first"),
+        (("list", "other"), "create the log first"),
     ],
 )
 def test_invalid_cursor_request_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
@@ -437,7 +437,7 @@ def test_cursors_of_subscriptions_and_consumers_by_key_say_what_else_they_have(
     wal3: Command,
 ) -> None:
     store = open_store(wal3.url)
-    with FeedWriter.open_or_initialize(store, "a") as feed:
+    with FeedWriter.open_or_create(store, "a") as feed:
         for number in range(4):
             feed.publish("chat/\x1b[31m", number)
     options = SubscriptionOptions(pins=False)

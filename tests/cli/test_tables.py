@@ -92,7 +92,7 @@ def test_output_in_another_encoding_than_utf8_is_escaped_and_no_error(
     local_url: str, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     """Each table was once a traceback in such a terminal or pipe."""
-    with LogWriter.open_or_initialize(open_store(local_url), "a") as writer:
+    with LogWriter.open_or_create(open_store(local_url), "a") as writer:
         writer.append(b"x")
     PinStore(open_store(local_url), "a").create("p", reason="\u20ac \U0001f600 \u00e9")
     monkeypatch.setenv("PYTHONIOENCODING", encoding)

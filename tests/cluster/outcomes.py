@@ -46,7 +46,7 @@ def _logs_to_read(store: ObjectStore) -> None:
 
 def _logs_to_plan(store: ObjectStore) -> None:
     for log in READ:
-        LogWriter.open_or_initialize(store, log).close()
+        LogWriter.open_or_create(store, log).close()
     for log in PLANNED:
         _read_up_to(store, log, 191)
 
@@ -60,11 +60,11 @@ def _pruned_logs(store: ObjectStore) -> None:
 
 def _read_up_to(store: ObjectStore, log: str, offset: int) -> None:
     fill(store, log, fragments=FRAGMENTS, snapshots=TREE)
-    CursorStore(store, log).init("reader", LogPosition(offset, 0))
+    CursorStore(store, log).create("reader", LogPosition(offset, 0))
 
 
 def _keyed_log(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, KEYED, options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, KEYED, options=WriterOptions(snapshots=TREE)) as writer:
         for start in range(0, KEYED_RECORDS, 100):
             writer.append_many([Message(b"%d" % at, b"%d" % (at % KEYS)) for at in range(start, start + 100)])
     PolicyStore(store, KEYED).change(lambda _: Policy(cleanup=Cleanup.COMPACT))

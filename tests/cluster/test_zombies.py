@@ -89,11 +89,11 @@ def numbers(low: int, high: int, by: str = "") -> list[bytes]:
 
 def fill(store: ObjectStore) -> None:
     for name in STREAMS:
-        with LogWriter.open_or_initialize(store, f"in/{name}") as writer:
+        with LogWriter.open_or_create(store, f"in/{name}") as writer:
             writer.append_many(numbers(0, BATCHES.get(name, 2) * PER_BATCH))
-        LogWriter.initialize(store, f"out/{name}")
+        LogWriter.create(store, f"out/{name}")
     for log in ("out/write", "out/other-write"):
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
 
 
 def test_driver_that_wakes_up_with_a_staged_batch_doubles_and_loses_nothing(
@@ -112,7 +112,7 @@ def test_driver_that_wakes_up_with_a_staged_batch_doubles_and_loses_nothing(
         first.send(signal.SIGSTOP)
         seal(store, "out/sealed", reason="test")
         destroy(store, "out/replaced")
-        LogWriter.initialize(store, "out/replaced")
+        LogWriter.create(store, "out/replaced")
         # It does the batch, and dies with the next one, if there is one.
         second = drivers.enter_context(driver(machines, tmp_path, "B", store.url, str(tmp_path), "2", "no write"))
         second.wait_for([tmp_path / f"B-{name}" for name in BATCHES])

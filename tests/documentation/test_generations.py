@@ -29,7 +29,7 @@ POLICIES = {
 
 
 def append(store: ObjectStore, first: int, count: int) -> None:
-    with LogWriter.open_or_initialize(store, "orders") as writer:
+    with LogWriter.open_or_create(store, "orders") as writer:
         for number in range(first, first + count):
             writer.append(b"v%d" % number, key=b"k%d" % (number % 3))
 

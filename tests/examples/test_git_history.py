@@ -150,7 +150,7 @@ def test_merge_counts_once_with_what_it_changed_on_the_first_parent(repository: 
 
 
 def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: Repository) -> None:
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     reported: list[tuple[int, int]] = []
 
     with LogWriter.open(store, LOG) as writer:
@@ -167,7 +167,7 @@ def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: 
 
 
 def test_second_ingest_appends_what_is_new_and_nothing_else(store: ObjectStore, repository: Repository) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         first = ingest(repository.path, writer, reader=LogReader.open(store, LOG))
         again = ingest(repository.path, writer, reader=LogReader.open(store, LOG))
         repository.write("new.txt", b"new")
@@ -188,7 +188,7 @@ def test_interrupted_ingest_continues_at_every_record(memory_store: MemoryStore,
     history = list(replay(repository.path))
     for number in range(len(history) + 1):
         log = f"{LOG}/{number}"
-        with LogWriter.open_or_initialize(memory_store, log) as writer:
+        with LogWriter.open_or_create(memory_store, log) as writer:
             for message in history[:number]:
                 writer.append_many([message])
             ingest(repository.path, writer, reader=LogReader.open(memory_store, log))
@@ -201,7 +201,7 @@ def test_interrupted_ingest_continues_at_every_record(memory_store: MemoryStore,
 def test_log_with_other_records_is_refused_and_left_alone(
     memory_store: MemoryStore, repository: Repository, others: list[Message]
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_many(others)
 
         with pytest.raises(InvalidRequestError, match="found another record at offset 1 .*: its history was rewritten"):
@@ -212,7 +212,7 @@ def test_log_with_other_records_is_refused_and_left_alone(
 
 @pytest.mark.slow
 def test_log_with_more_records_than_the_history_is_refused(memory_store: MemoryStore, repository: Repository) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_many([*replay(repository.path), Message(b"x", b"more")])
 
         with pytest.raises(InvalidRequestError, match="found another record"):
@@ -221,10 +221,10 @@ def test_log_with_more_records_than_the_history_is_refused(memory_store: MemoryS
 
 def test_second_ingest_skips_what_was_collected(memory_store: MemoryStore, repository: Repository) -> None:
     history = list(replay(repository.path))
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         for message in history[:4]:
             writer.append_many([message])
-        CursorStore(memory_store, LOG).init("reader", LogPosition(4, 0))
+        CursorStore(memory_store, LOG).create("reader", LogPosition(4, 0))
         collect(memory_store, LOG, options=CollectorOptions(interval_s=0, fraction_max=1))
         report = ingest(repository.path, writer, reader=LogReader.open(memory_store, LOG))
 
@@ -234,7 +234,7 @@ def test_second_ingest_skips_what_was_collected(memory_store: MemoryStore, repos
 
 def test_second_ingest_skips_what_was_compacted_away(memory_store: MemoryStore, repository: Repository) -> None:
     history = list(replay(repository.path))
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         for message in history[:4]:
             writer.append_many([message])
         compact(memory_store, LOG, {1, 4}, [(0, 2), (2, 4)])
@@ -247,7 +247,7 @@ def test_second_ingest_skips_what_was_compacted_away(memory_store: MemoryStore, 
 def test_records_of_another_writer_meanwhile_are_not_interleaved(
     memory_store: MemoryStore, repository: Repository
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         reader = LogReader.open(memory_store, LOG)
 
         def intrude(_: int, __: int) -> None:
@@ -275,7 +275,7 @@ def test_submodule_is_skipped_and_reported_and_deletes_the_file_it_replaced(
         repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
     repository.git("commit", "--quiet", "--message", "submodules")
 
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         report = ingest(repository.path, writer)
 
     assert report.submodules == (b"kept.txt", b"vendor/only-ever-a-submodule")
@@ -348,7 +348,7 @@ def test_missing_blob_is_named(repository: Repository) -> None:
 def test_file_beyond_the_record_limit_is_named(memory_store: MemoryStore, repository: Repository) -> None:
     repository.write("large.bin", b"x" * 2000)
     repository.commit()
-    LogWriter.initialize(memory_store, LOG)
+    LogWriter.create(memory_store, LOG)
 
     options = WriterOptions(record_bytes_max=1000)
     with (

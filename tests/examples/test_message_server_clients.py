@@ -97,7 +97,7 @@ def test_client_that_takes_no_messages_is_disconnected_and_they_stay_in_the_feed
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "SEND_S_MAX", 0.5)
-    with FeedWriter.open_or_initialize(memory_store, "messages") as writer:
+    with FeedWriter.open_or_create(memory_store, "messages") as writer:
         for _ in range(1000):
             writer.publish("t", "x" * 10_000)
     taken: list[int] = []

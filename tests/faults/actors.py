@@ -160,19 +160,19 @@ class Server:
 
     def open(self, store: SimStore) -> DirtyLog:
         lanes_max, options = self.lanes_max, self.options
-        return DirtyLog.open(store, self.name, lanes_max=lanes_max, options=options, runtime=store.process)
+        return DirtyLog.open_or_create(store, self.name, lanes_max=lanes_max, options=options, runtime=store.process)
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Appends from several callers at once; initializes the log when it finds none."""
+    """Appends from several callers at once; creates the log when it finds none."""
 
     options: WriterOptions
     callers: int
     appends_max: int
     rounds: int = 1
     # If false, it waits for a missing log.
-    initializes: bool = True
+    creates: bool = True
     server: Server | None = None
     # If true, every record has a key.
     keyed: bool = False
@@ -182,7 +182,7 @@ class Writer:
             self._play(stage, SimStore(stage.world, process), f"{process.name}/{number}")
 
     def _play(self, stage: Stage, store: SimStore, name: str) -> None:
-        open_writer = LogWriter.open_or_initialize if self.initializes else LogWriter.open
+        open_writer = LogWriter.open_or_create if self.creates else LogWriter.open
         try:
             marks = None if self.server is None else self.server.open(store)
             writer = open_writer(store, LOG, options=self.options, runtime=store.process, marks=marks)

@@ -18,7 +18,7 @@ from tests.faults.store import SimStore
 from wal3_core import CursorStore, LogAt, LogNotFoundError, LogReader, LogWriter, Message, collect, scrub, update_copy
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.log.maintain.sealer import initialize_successor
+from wal3_core.log.maintain.sealer import create_successor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.policy import Policy
 from wal3_core.views.feed.messages import packed
@@ -79,7 +79,7 @@ def _finish_moves(stage: Stage, operator: SimProcess) -> None:
             stage.world.fired["chain: destroyed unfinished"] += 1
     for log in CHAIN:
         with suppress(LogNotFoundError, InvalidRequestError):
-            initialize_successor(SimStore(stage.world, operator), log, runtime=operator)
+            create_successor(SimStore(stage.world, operator), log, runtime=operator)
 
 
 def _check_progress(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> None:
@@ -88,7 +88,7 @@ def _check_progress(stage: Stage, operator: SimProcess, ledger: ChainLedger) -> 
     append = Append((Message(packed("last"), b"chat"),), stage.simulation.now_s)
     ledger.appends.append(append)
     with (
-        LogWriter.open_or_initialize(store, log, runtime=operator) as writer,
+        LogWriter.open_or_create(store, log, runtime=operator) as writer,
         judged(stage, store, append, log=log),
     ):
         append.offset = writer.append(append.records[0].body, key=b"chat").offset
@@ -181,7 +181,7 @@ def _check_retired(stage: Stage, operator: SimProcess, source: Oracle, copied: O
     store = SimStore(stage.world, operator)
     cursors = CursorStore(store, CHAIN[0], runtime=operator)
     assert source.manifest is not None
-    cursors.init("operator", source.manifest.next.position)
+    cursors.create("operator", source.manifest.next.position)
     for name in [name for name in cursors.list() if name != "operator"]:
         cursors.delete(name)
     update_copy(LogAt(store, CHAIN[0]), LogAt(store, BACKUP), with_cursors=True, runtime=operator)

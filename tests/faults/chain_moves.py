@@ -271,7 +271,7 @@ def check_unmovable(stage: Stage, operator: SimProcess) -> None:
     """A queue and a dirty log are not migrated, and are as they were."""
     store = SimStore(stage.world, operator)
     DelayQueue.create(store, "q", QueueDefinition(), runtime=operator)
-    DirtyLog.open(store, "server", lanes_max=1, runtime=operator).close()
+    DirtyLog.open_or_create(store, "server", lanes_max=1, runtime=operator).close()
     for log in ("q", "dirty/server"):
         with contextlib.suppress(InvalidRequestError):
             migrate(store, log, "q2", reason="full", runtime=operator)

@@ -113,7 +113,7 @@ class ChainWriting:
 
     def _append(self, stage: Stage, store: SimStore, log: str, left: int, dice: Random) -> int:
         """Append until the log takes no more; return how many appends are left."""
-        opening = LogWriter.open_or_initialize if log == self.log else LogWriter.open
+        opening = LogWriter.open_or_create if log == self.log else LogWriter.open
         with attempted(stage):
             writer = opening(store, log, options=self.options, runtime=store.process)
             for number in range(left, 0, -1):

@@ -14,7 +14,7 @@ from wal3_core.errors import CollectionRefusedError, MissingError
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
+from wal3_core.log.maintain.sealer import create_successor, migrate, seal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import pinned_records
 from wal3_core.log.read.succession import records_across
@@ -193,7 +193,7 @@ def check_successor(stage: Stage, operator: SimProcess) -> None:
     manifest, store = stage.world.oracle.manifest, SimStore(stage.world, operator)
     if manifest is None or manifest.seal is None or manifest.seal.successor is None:
         return
-    successor = initialize_successor(store, LOG, runtime=operator)
+    successor = create_successor(store, LOG, runtime=operator)
     with LogWriter.open(store, successor, runtime=operator) as writer:
         # With a key, as the sealed log's policy may ask for one.
         assert writer.append(b"moved", key=b"moved").offset == manifest.next.position.offset
@@ -211,7 +211,7 @@ class Destroying:
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, destroyed = SimStore(stage.world, process), list[str]()
         try:
-            writer = LogWriter.open_or_initialize(store, DOOMED, options=self.options, runtime=process)
+            writer = LogWriter.open_or_create(store, DOOMED, options=self.options, runtime=process)
         except LogError as error:
             stage.excuse(error)
             return

@@ -52,7 +52,7 @@ class Compactable:
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         stage.compacts = True
-        LogWriter.open_or_initialize(SimStore(stage.world, process), LOG, runtime=process).close()
+        LogWriter.open_or_create(SimStore(stage.world, process), LOG, runtime=process).close()
         terms = Policy(cleanup=Cleanup.COMPACT, delete_retention_s=0, min_dirty_percent=0)
         if self.keeps_all:
             terms = Policy(arrange_by_key=True, min_dirty_percent=0)
@@ -104,7 +104,7 @@ def arranging_casts(options: WriterOptions) -> dict[str, dict[str, Actor]]:
 def compaction_casts(options: WriterOptions) -> dict[str, dict[str, Actor]]:
     """Return a cast for each scenario by name; calls of all its actors fail in turn. Its prelude is ``Compactable``."""
     one = OnePass(KeyCompactorOptions(snapshots=options.snapshots, requests_ahead=2, retry=options.retry))
-    again = Reusing(((0.0, "destroy"), (0.0, "initialize")), with_cursors=True)
+    again = Reusing(((0.0, "destroy"), (0.0, "create")), with_cursors=True)
     return {
         "compact by key": {"victim": one},
         "compact by key while appending": {"victim": one, "writer": KeyedAppends(options, "beside", 3)},

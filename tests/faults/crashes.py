@@ -110,7 +110,7 @@ def _append(*names: str) -> Part:
     """Append one record after another, then close."""
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
-        with LogWriter.open_or_initialize(store, LOG, options=OPTIONS, runtime=process) as writer:
+        with LogWriter.open_or_create(store, LOG, options=OPTIONS, runtime=process) as writer:
             for name in names:
                 append_once(stage, store, writer, _records(name, 1))
 
@@ -147,9 +147,9 @@ def _close_with_appends_under_way(stage: Stage, store: SimStore, process: SimPro
     stage.simulation.block(lambda: all(task.over for task in tasks), None)
 
 
-def _initialize(stage: Stage, store: SimStore, process: SimProcess) -> None:
+def _create(stage: Stage, store: SimStore, process: SimProcess) -> None:
     try:
-        LogWriter.initialize(store, LOG, runtime=process)
+        LogWriter.create(store, LOG, runtime=process)
     except LogExistsError:
         assert store.ambiguous, "there was no log"
     except LogError as error:
@@ -222,7 +222,7 @@ def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
 def _consume(stage: Stage, store: SimStore, process: SimProcess) -> None:
     """Leave a log of which a part is not needed; the cut goes through its snapshots."""
     _append(*(f"first{n}" for n in range(9))).run(stage, store, process)
-    CursorStore(store, LOG, runtime=process).init("consumer", LogPosition(6, 0))
+    CursorStore(store, LOG, runtime=process).create("consumer", LogPosition(6, 0))
 
 
 def _leave_orphans(stage: Stage, store: SimStore, process: SimProcess) -> None:
@@ -318,7 +318,7 @@ PACKING = SnapshotCompactorOptions(snapshots=replace(OPTIONS.snapshots, fragment
 REPACKING = replace(PACKING, snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=16))
 
 ONE_LIFE = (
-    Scenario("initialize", None, {"victim": Part(_initialize)}),
+    Scenario("create", None, {"victim": Part(_create)}),
     Scenario("open", ONE, {"victim": _append()}),
     Scenario("append, 1 fragment in flight", ONE, {"victim": _append_at_once(1)}),
     Scenario("append, 3 fragments in flight", ONE, {"victim": _append_at_once(3)}),
@@ -371,8 +371,8 @@ ONE_LIFE = (
 BACKED_UP, DESTROYED = _backed_up("back up"), _backed_up("back up", "destroy")
 # Steps that two processes start at once, what the name says besides, and the prelude of each.
 TWICE: tuple[tuple[Step, str, Actor | None], ...] = (
-    ("initialize", "", None),
-    ("initialize", ", at a destroyed name", DESTROYED),
+    ("create", "", None),
+    ("create", ", at a destroyed name", DESTROYED),
     ("back up", "", _backed_up()),
     ("restore", "", DESTROYED),
     ("create successor", "", DESTROYED),
@@ -383,25 +383,25 @@ TWICE: tuple[tuple[Step, str, Actor | None], ...] = (
 )
 # Two different steps at once on the same name, and the prelude.
 BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
-    ("destroy", "initialize", BACKED_UP),
+    ("destroy", "create", BACKED_UP),
     ("destroy", "restore", BACKED_UP),
     ("destroy", "back up", _backed_up()),
     ("destroy with pins", "back up", _backed_up()),
     ("destroy backup", "back up", _backed_up()),
     ("destroy backup", "restore", DESTROYED),
-    ("initialize", "restore", DESTROYED),
-    ("initialize", "create successor", DESTROYED),
+    ("create", "restore", DESTROYED),
+    ("create", "create successor", DESTROYED),
     ("restore", "create successor", DESTROYED),
     ("seal", "destroy", MANY),
     ("undo destroy", "destroy", MANY),
 )
-AGAIN, RESTORED = _take("destroy", "initialize"), _take("destroy", "restore")
+AGAIN, RESTORED = _take("destroy", "create"), _take("destroy", "restore")
 SECOND_LIVES = (
     *(Scenario(f"{step} twice at once{at}", before, _both(step, step), lives=True) for step, at, before in TWICE),
     *(Scenario(f"{one} and {other} at once", before, _both(one, other), lives=True) for one, other, before in BESIDE),
-    Scenario("append, destroy, initialize, append", BACKED_UP, {"victim": _append_around(AGAIN)}, lives=True),
+    Scenario("append, destroy, create, append", BACKED_UP, {"victim": _append_around(AGAIN)}, lives=True),
     Scenario("append, destroy, restore, append", BACKED_UP, {"victim": _append_around(RESTORED)}, lives=True),
-    Scenario("append during destroy and initialize", BACKED_UP, {"victim": _append("a", "b"), "o": AGAIN}, lives=True),
+    Scenario("append during destroy and create", BACKED_UP, {"victim": _append("a", "b"), "o": AGAIN}, lives=True),
     Scenario("append during destroy and restore", BACKED_UP, {"victim": _append("a", "b"), "o": RESTORED}, lives=True),
     Scenario("cursor moved between restores", BACKED_UP, {"victim": _move_cursor_around(RESTORED)}, lives=True),
     Scenario("read during a restore", BACKED_UP, {"victim": _read_around(RESTORED)}, lives=True),

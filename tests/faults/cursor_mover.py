@@ -173,7 +173,7 @@ class Hand:
         before, began_s = self.witness, self.stage.simulation.now_s
         try:
             if self.witness is None:
-                self.witness = self.cursors.init(self.name, position)
+                self.witness = self.cursors.create(self.name, position)
             else:
                 self.witness = self.cursors.save(self.name, position, self.witness)
         except CursorConflictError:

@@ -33,9 +33,7 @@ class OrderedWriter:
         options = self.options
         try:
             marks = None if self.server is None else self.server.open(store)
-            writer = LogWriter.open_or_initialize(
-                store, LOG, options=options, runtime=process, ordered=True, marks=marks
-            )
+            writer = LogWriter.open_or_create(store, LOG, options=options, runtime=process, ordered=True, marks=marks)
         except LogError as error:
             stage.excuse(error)
             return
@@ -110,7 +108,7 @@ class Comparer:
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/comparing")
         try:
-            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+            writer = LogWriter.open_or_create(store, LOG, options=self.options, runtime=process)
         except LogError as error:
             stage.excuse(error)
             return

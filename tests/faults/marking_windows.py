@@ -18,8 +18,8 @@ def resume_after_a_commit_that_was_not_marked() -> None:
     """A commit goes unanswered while no marker can be written; the writer resumes once both logs answer."""
     faulty = FaultyStore(MemoryStore(shared_runtime()))
     hasty = WriterOptions(retry=RetryOptions(timeout_s=0.2, pause_s_max=0.01), delivery_timeout_s=0.05)
-    LogWriter.initialize(faulty.inner, "a")
-    with DirtyLog.open(faulty, "s", options=hasty) as dirty:
+    LogWriter.create(faulty.inner, "a")
+    with DirtyLog.open_or_create(faulty, "s", options=hasty) as dirty:
         writer = LogWriter.open(faulty, "a", options=hasty, ordered=True, marks=dirty)
         faulty.fail("replace", "dirty/", "unavailable", times=1000)
         faulty.fail("replace", f"a/{MANIFEST}", "applied-unknown", times=1)

@@ -354,7 +354,7 @@ MUTANTS = (
     ),
     Mutation(
         "a log is created at a destroyed name as if the name were new",
-        "ManifestStore.initialize",
+        "ManifestStore.create",
         "self.begin(_1, seen)",
         "self.swap(_1, None)",
     ),

@@ -129,16 +129,16 @@ class NamedHand:
                 table = pa.table([[row.key for row in some], [row.body for row in some]], schema=MESSAGE_SCHEMA)
                 parts += Stager(place, self.log, options=self.options, runtime=self.store.process).stage(table)
         except LogNotFoundError:
-            self._initialize(place)
+            self._create(place)
             return []
         except LogError as error:
             self.stage.excuse(error)
             return []
         return parts
 
-    def _initialize(self, place: ObjectStore) -> None:
+    def _create(self, place: ObjectStore) -> None:
         try:
-            LogWriter.initialize(place, self.log, runtime=self.store.process)
+            LogWriter.create(place, self.log, runtime=self.store.process)
         except LogExistsError:
             pass
         except LogError as error:

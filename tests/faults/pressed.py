@@ -51,7 +51,7 @@ def catch_up(store: SimStore, log: str, process: SimProcess) -> None:
     cursors = CursorStore(store, log, runtime=process)
     witness = cursors.load(CURSOR)
     if witness is None:
-        cursors.init(CURSOR, limit)
+        cursors.create(CURSOR, limit)
     else:
         cursors.save(CURSOR, limit, witness)
 

@@ -174,8 +174,8 @@ def check_marked(stage: Stage, operator: SimProcess) -> None:
     if not marks.logs:
         return
     with (
-        DirtyLog.open(store, "x", runtime=operator) as dirty,
-        LogWriter.open_or_initialize(store, LOG, runtime=operator, marks=dirty) as writer,
+        DirtyLog.open_or_create(store, "x", runtime=operator) as dirty,
+        LogWriter.open_or_create(store, LOG, runtime=operator, marks=dirty) as writer,
     ):
         last = Append((Message(b"last marked"),), stage.simulation.now_s, marked=True)
         submit_once(stage, store, writer, last)

@@ -27,7 +27,7 @@ OTHER = "other"
 NAMES = (LOG, COPY, OTHER)
 
 Step = Literal[
-    "initialize",
+    "create",
     "destroy",
     "destroy with pins",
     "undo destroy",
@@ -41,8 +41,8 @@ Step = Literal[
 ]
 # Sequences of steps that people take.
 HABITS: tuple[tuple[Step, ...], ...] = (
-    ("destroy", "initialize"),
-    ("destroy with pins", "initialize"),
+    ("destroy", "create"),
+    ("destroy with pins", "create"),
     ("back up", "destroy", "restore"),
     ("back up", "destroy with pins", "restore"),
     ("restore", "destroy backup"),
@@ -50,7 +50,7 @@ HABITS: tuple[tuple[Step, ...], ...] = (
     ("seal", "destroy", "restore"),
     ("pin", "destroy", "unpin", "destroy"),
     ("back up", "destroy backup"),
-    ("initialize",),
+    ("create",),
     ("destroy",),
     ("restore",),
 )
@@ -94,7 +94,7 @@ class Hands:
     def take(self, step: Step) -> None:
         """Take a step; AssertionError where its reported outcome is not true."""
         steps: dict[Step, Callable[[], None]] = {
-            "initialize": self._initialize,
+            "create": self._create,
             "destroy": lambda: self._destroy(LOG),
             "destroy with pins": lambda: self._destroy(LOG, also_pinned=True),
             "undo destroy": self._undo_destroy,
@@ -108,10 +108,10 @@ class Hands:
         }
         steps[step]()
 
-    def _initialize(self) -> None:
+    def _create(self) -> None:
         name, since_s = self.stage.world.names[LOG], self.stage.simulation.now_s
         try:
-            LogWriter.initialize(self.store, LOG, runtime=self.store.process)
+            LogWriter.create(self.store, LOG, runtime=self.store.process)
         except LogExistsError as error:
             if not name.was_taken_since(since_s):
                 self.stage.fail(f"the name was free all the time: {error}")
@@ -163,7 +163,7 @@ class Hands:
     def _follow(self) -> None:
         """Make the log a successor of another one, which is begun again if it was followed before."""
         try:
-            with LogWriter.open_or_initialize(self.store, OTHER, runtime=self.store.process) as writer:
+            with LogWriter.open_or_create(self.store, OTHER, runtime=self.store.process) as writer:
                 writer.append(b"to be followed")
         except SealedError:
             self._destroy(OTHER)

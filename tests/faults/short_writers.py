@@ -35,7 +35,7 @@ class ShortWriter:
             stage.simulation.pause(dice.random() * self.pause_s_max)
             store = SimStore(stage.world, process)
             try:
-                writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+                writer = LogWriter.open_or_create(store, LOG, options=self.options, runtime=process)
             except LogError as error:
                 stage.excuse(error)
                 continue

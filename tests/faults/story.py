@@ -153,7 +153,7 @@ def drawn_reusers(dice: Random, *, brief: bool) -> dict[str, Actor]:
     """Actors that end the log and begin another under its name, some twice at once, and those who had it open."""
     pace_s = 0.5 if brief else 12.0
     first = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)), rounds=4)
-    second = Writer(drawn_options(dice), 1, 7, rounds=4, initializes=False)
+    second = Writer(drawn_options(dice), 1, 7, rounds=4, creates=False)
     cast: dict[str, Actor] = {"writer0": first, "writer1": second}
     for number in range(dice.choice((1, 1, 2, 3))):
         reuser = Reusing(drawn_steps(dice, pace_s), with_cursors=dice.random() < 0.6)
@@ -303,7 +303,7 @@ def _end(stage: Stage, operator: SimProcess) -> None:
 def _check_progress(stage: Stage, operator: SimProcess) -> None:
     began_s = stage.simulation.now_s
     store = SimStore(stage.world, operator)
-    with LogWriter.open_or_initialize(store, LOG, runtime=operator) as writer:
+    with LogWriter.open_or_create(store, LOG, runtime=operator) as writer:
         last = append_once(stage, store, writer, (Message(b"last", b"key" if stage.compacts else None),))
     manifest = stage.world.oracle.manifest
     assert manifest is not None
@@ -343,7 +343,7 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     manifest = LogReader.open(store, LOG, runtime=operator).manifest()
     # An announced collection stands until the next collector carries it out.
     middle = (manifest.first_kept.position.offset + manifest.next.position.offset) // 2
-    cursors.init("middle", LogPosition(middle, 0))
+    cursors.create("middle", LogPosition(middle, 0))
     stage.world.shared.interval_s = 0.0
     for _ in range(40):
         # A few orphans at a time.

@@ -74,7 +74,7 @@ def destroy_while_another_begins() -> None:
 
     def begin(_kind: str, _path: str) -> None:
         if isinstance(_standing(store, "a"), Vacancy):
-            with LogWriter.open_or_initialize(store, "a") as writer:
+            with LogWriter.open_or_create(store, "a") as writer:
                 writer.append(b"new")
 
     slow.before = begin
@@ -93,7 +93,7 @@ def copy_while_another_takes_the_name() -> None:
         if path.startswith("b/") and isinstance(_standing(store, "b"), Vacancy):
             slow.before = lambda _kind, _path: None
             destroy(store, "b")
-            with LogWriter.open_or_initialize(store, "b") as writer:
+            with LogWriter.open_or_create(store, "b") as writer:
                 writer.append(b"new")
 
     slow.before = begin
@@ -106,7 +106,7 @@ def copy_while_another_finishes_it() -> None:
     """The same copy, started again, is quicker, and its cursor is moved; the slower call does not move it back."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
-    CursorStore(store, "a").init("c", LogPosition(2, 0))
+    CursorStore(store, "a").create("c", LogPosition(2, 0))
     slow, moved = FaultyStore(store), []
 
     def finish(kind: str, path: str) -> None:
@@ -243,7 +243,7 @@ class SleepyStore(MemoryStore):
 def append_while_its_snapshot_is_taken_for_an_orphan() -> None:
     """The commit that finds the fence moved comes while the snapshot is under way, so it begins no other."""
     store, bodies = SleepyStore(), list[bytes]()
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
 
         def append() -> None:
             bodies.append(b"%d" % len(bodies))
@@ -265,7 +265,7 @@ def collect_what_another_announced() -> None:
     """A collector died after announcing; its document has no mark yet, so it is read and finished."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
-    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    CursorStore(store, "a").create("c", LogPosition(6, 0))
     dead = collector(store)
     dead.announce(dead.plan())
 
@@ -298,7 +298,7 @@ def read_while_the_beginning_is_collected() -> None:
 def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
     """The follower has seen the log empty, and sleeps for longer than the interval."""
     store = MemoryStore(shared_runtime())
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     slow, looks = FaultyStore(store), list[str]()
 
     def sleep(kind: str, _path: str) -> None:
@@ -319,7 +319,7 @@ def change_the_policy_while_a_collection_is_announced() -> None:
     """The collector has read the old policy, and sleeps before it prunes."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
-    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    CursorStore(store, "a").create("c", LogPosition(6, 0))
     slow = collector(store)
     announced = slow.announce(slow.plan())
 
@@ -350,12 +350,12 @@ def _delete_a_cursor(fault: Fault) -> None:
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     slow, others = FaultyStore(store), CursorStore(store, "a")
-    others.init("c", LogPosition(6, 0))
+    others.create("c", LogPosition(6, 0))
 
     def use_again(kind: str, path: str) -> None:
         if kind == "get" and path.endswith(cursor_path("c")) and slow.fired:
             slow.before = lambda _kind, _path: None
-            others.init("c", LogPosition(2, 0))
+            others.create("c", LogPosition(2, 0))
 
     slow.before = use_again
     slow.fail("replace", cursor_path("c"), fault)
@@ -369,7 +369,7 @@ def migrate_while_another_begins_the_successor_s_name() -> None:
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     seal(store, "a", reason="it moves", successor="b")
-    with suppress(LogError), LogWriter.open_or_initialize(store, "b") as writer:
+    with suppress(LogError), LogWriter.open_or_create(store, "b") as writer:
         writer.append(b"too early")
 
     migrate(store, "a", "b", reason="it moves")
@@ -383,7 +383,7 @@ def migrate_two_logs_to_one_successor() -> None:
     """Another log is to be sealed for the same successor, before that is begun: it stays open."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
-    LogWriter.initialize(store, "c")
+    LogWriter.create(store, "c")
     slow = FaultyStore(store)
 
     def overtake(kind: str, path: str) -> None:
@@ -400,7 +400,7 @@ def migrate_two_logs_to_one_successor() -> None:
 def append_where_the_log_ends_behind_an_unanswered_commit() -> None:
     """Another writer appends between an unanswered commit and the read that resolves it."""
     store = MemoryStore(shared_runtime())
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     def append() -> None:
         with LogWriter.open(store, "a") as other:
@@ -411,7 +411,7 @@ def append_where_the_log_ends_behind_an_unanswered_commit() -> None:
         assert writer.append(b"3", expect_next=3).offset == 3
 
 
-def initialize_while_another_appends_before_the_answer() -> None:
+def create_while_another_appends_before_the_answer() -> None:
     """Another writer waited for the log, and appended before the log's creator got its answer."""
     store = MemoryStore(shared_runtime())
 
@@ -419,13 +419,13 @@ def initialize_while_another_appends_before_the_answer() -> None:
         with LogWriter.open(store, "a") as other:
             other.append(b"1")
 
-    LogWriter.initialize(OvertakenStore(store, path=f"a/{MANIFEST}", overtake=append), "a")
+    LogWriter.create(OvertakenStore(store, path=f"a/{MANIFEST}", overtake=append), "a")
 
 
 def change_the_policy_while_another_does_before_the_answer() -> None:
     """The next change of the policy starts from the unanswered one."""
     store = MemoryStore(shared_runtime())
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     other = PolicyStore(store, "a")
     other.change(lambda policy: replace(policy, retention_s=3600))
     path = next(meta.path for meta in store.list_objects("a/") if meta.path.endswith(POLICY))
@@ -443,7 +443,7 @@ def collect_a_log_of_which_only_a_writer_has_a_cursor() -> None:
     """The writer is far ahead of readers that have no cursor yet."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
-    CursorStore(store, "a").init("writer-w", LogPosition(4, 0), owner=Owner.WRITER)
+    CursorStore(store, "a").create("writer-w", LogPosition(4, 0), owner=Owner.WRITER)
 
     with suppress(CollectionRefusedError):
         collect(store, "a", options=CollectorOptions(interval_s=0, fraction_max=1.0))
@@ -469,7 +469,7 @@ NARROW = (
     migrate_while_another_begins_the_successor_s_name,
     migrate_two_logs_to_one_successor,
     append_where_the_log_ends_behind_an_unanswered_commit,
-    initialize_while_another_appends_before_the_answer,
+    create_while_another_appends_before_the_answer,
     change_the_policy_while_another_does_before_the_answer,
     resume_after_a_commit_that_was_not_marked,
     hand_out_a_log_while_a_fragment_is_under_way,

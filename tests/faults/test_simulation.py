@@ -51,7 +51,7 @@ HAPPENED = {
     "condition not met",
     "second lives",
     "copied",
-    "initialize",
+    "create",
     "back up",
     "restore",
     "create successor",

@@ -35,7 +35,7 @@ from wal3_core.storage.object_store import Done, ObjectMeta, log_store
 
 
 def grow(store: MemoryStore, count: int) -> None:
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(batch_bytes_max=1)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(batch_bytes_max=1)) as writer:
         for number in range(count):
             writer.append(f"{number}".encode())
 
@@ -49,7 +49,7 @@ def test_cursor_is_not_moved_from_a_place_to_which_it_was_moved_too_late() -> No
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     cursors = CursorStore(store, "a")
-    witness = cursors.init("c", LogPosition(6, 0))
+    witness = cursors.create("c", LogPosition(6, 0))
     collecting = collector(store)
     collecting.prune(collecting.announce(collecting.plan()))
     log_id = witness.cursor.log_id
@@ -71,7 +71,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
     """Another collector pruned part of what its document names between the document and the announcement."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
-    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    CursorStore(store, "a").create("c", LogPosition(6, 0))
     slow, quick = collector(store), collector(store)
     announced = slow.announce(slow.plan())
     quick.prune(quick.announce(quick.plan(limit_offset=3)))
@@ -103,7 +103,7 @@ class ForgettingStore(MemoryStore):
 def test_document_deleted_meanwhile_does_not_end_the_wait() -> None:
     store = ForgettingStore(shared_runtime())
     grow(store, 8)
-    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    CursorStore(store, "a").create("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
     assert isinstance(collecting.prune(path), MarkedGarbage)
@@ -151,7 +151,7 @@ def test_copy_finished_while_it_is_destroyed_is_checked_for_pins_like_any_log() 
 def test_collector_of_a_destroyed_log_reports_that_and_nothing_about_clocks() -> None:
     store = MemoryStore(shared_runtime())
     grow(store, 8)
-    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    CursorStore(store, "a").create("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
     assert isinstance(collecting.prune(path), MarkedGarbage)

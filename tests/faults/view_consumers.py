@@ -81,7 +81,7 @@ class Ledger:
 def _operated(stage: Stage, operator: SimProcess) -> SimStore:
     """Make sure that there is a log: the publishers may all have died before."""
     store = SimStore(stage.world, operator)
-    LogWriter.open_or_initialize(store, LOG, runtime=operator).close()
+    LogWriter.open_or_create(store, LOG, runtime=operator).close()
     return store
 
 
@@ -108,7 +108,7 @@ def _repeat(stage: Stage, process: SimProcess, rounds: int, work: Callable[[Stag
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Appends messages of several topics, and records that are none; initializes the log when it finds none."""
+    """Appends messages of several topics, and records that are none; creates the log when it finds none."""
 
     options: WriterOptions
     appends: int
@@ -119,7 +119,7 @@ class Publisher:
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/topics")
         try:
-            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+            writer = LogWriter.open_or_create(store, LOG, options=self.options, runtime=process)
         except LogError as error:
             stage.excuse(error)
             return

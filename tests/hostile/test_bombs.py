@@ -97,7 +97,7 @@ def test_the_largest_fragment_a_writer_makes_is_read_with_a_reader_s_defaults(me
     data, pointer = fragment(short)
 
     fragments = parquet.decode(data, pointer, expanded_bytes_max=ReaderOptions().fragment_expanded_bytes_max).table
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(bytes(options.record_bytes_max))
 
     assert len(fragments) == options.batch_records_max

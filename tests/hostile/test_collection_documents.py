@@ -229,10 +229,10 @@ def test_impossible_numbers_and_names_are_refused(name: str) -> None:
 
 
 def grown(store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(8):
             writer.append(b"%d" % number)
-    CursorStore(store, "a").init("reader", LogPosition(5, 0))
+    CursorStore(store, "a").create("reader", LogPosition(5, 0))
 
 
 NOW = CollectorOptions(interval_s=0, fraction_max=1)

@@ -19,7 +19,7 @@ FILES = (
     "tests/hostile/test_parquet_fuzz.py",
     "tests/hostile/test_schemas.py",
     "tests/model",
-    "tests/spec/append/test_initialize.py",
+    "tests/spec/append/test_create.py",
     "tests/spec/read/test_read.py",
     "tests/spec/cursors/test_cursors.py",
     "tests/spec/damage/test_scrub.py",

@@ -102,7 +102,7 @@ def write(fleet: ObjectStore) -> Write:
     """Appends fragments of three records to a log of the fleet, creating it if necessary."""
 
     def append(log: str, *, fragments: int = 1) -> None:
-        with LogWriter.open_or_initialize(fleet, log) as writer:
+        with LogWriter.open_or_create(fleet, log) as writer:
             for _ in range(fragments):
                 writer.append_many([b"a record", b"another", b"a third"])
 

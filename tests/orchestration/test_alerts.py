@@ -96,7 +96,7 @@ def test_failed_check_of_a_successful_run_is_posted(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance, webhook: Webhook
 ) -> None:
     write("alpha", fragments=8)
-    CursorStore(fleet, "alpha").init("reader", LogPosition(22, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(22, 0))
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
     result = run("garbage_plan_job", run_request("alpha", "alpha"))
     assert result.success

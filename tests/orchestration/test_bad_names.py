@@ -67,7 +67,7 @@ def badness(
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in (BAD, GOOD):
         write(log, fragments=4)
-        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(7, 0))
         _prune(fleet, log, 4)
     instance.add_dynamic_partitions(LOGS_NAME, [BAD, GOOD])
     badness = Badness(request.param)
@@ -156,10 +156,10 @@ def test_log_that_vanishes_during_a_look_hides_no_other(
 ) -> None:
     """It vanishes at each of the requests for it."""
     for log in (BAD, GOOD):
-        with LogWriter.open_or_initialize(memory_store, log) as writer:
+        with LogWriter.open_or_create(memory_store, log) as writer:
             for _ in range(4):
                 writer.append_many([b"a record", b"another", b"a third"])
-        CursorStore(memory_store, log).init("reader", LogPosition(7, 0))
+        CursorStore(memory_store, log).create("reader", LogPosition(7, 0))
         _prune(memory_store, log, 4)
     store, asked = FaultyStore(memory_store), []
 

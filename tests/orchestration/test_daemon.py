@@ -29,7 +29,7 @@ def pruned(
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in ("planned", "pruned"):
         write(log, fragments=3)
-        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(4, 0))
     instance.add_dynamic_partitions(LOGS_NAME, ["planned", "pruned"])
     assert run("garbage_plan_job", run_request("planned", "planned", tags={COLLECT_TAG: "true"})).success
     assert run("collection_job", run_request("pruned", "pruned")).success

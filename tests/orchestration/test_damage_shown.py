@@ -32,7 +32,7 @@ SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragme
 @pytest.fixture
 def orders(fleet: ObjectStore, instance: DagsterInstance) -> str:
     """A log of several fragments and snapshots, known to Dagster."""
-    with LogWriter.open_or_initialize(fleet, "team/orders", options=SMALL) as writer:
+    with LogWriter.open_or_create(fleet, "team/orders", options=SMALL) as writer:
         for _ in range(12):
             writer.append_many([b"a", b"b", b"c"])
     instance.add_dynamic_partitions(LOGS_NAME, ["team/orders"])
@@ -119,7 +119,7 @@ def test_damaged_document_is_shown_with_its_file(
     pattern: str,
     has_offsets: bool,  # noqa: FBT001 - the table's column
 ) -> None:
-    CursorStore(fleet, orders).init("reader", LogPosition(4, 0))
+    CursorStore(fleet, orders).create("reader", LogPosition(4, 0))
     # A snapshot that no manifest names any more may lie beside the others.
     (named, *_) = [pointer.path for pointer in manifest_of(fleet, orders).snapshots]
     document = next(path for path in _files(fleet, orders, pattern.format(snapshot=named)) if path.is_file())
@@ -148,8 +148,8 @@ def test_runbook_with_an_address_is_a_link(
 def test_refused_plan_shows_its_next_command_and_ends_the_run_with_a_sentence(
     orders: str, fleet: ObjectStore, run: Run
 ) -> None:
-    CursorStore(fleet, orders).init("reader", LogPosition(36, 0))
-    CursorStore(fleet, orders).init("damaged", LogPosition(36, 0))
+    CursorStore(fleet, orders).create("reader", LogPosition(36, 0))
+    CursorStore(fleet, orders).create("damaged", LogPosition(36, 0))
     _flip(_files(fleet, orders, "cursor/damaged.json*")[0])
 
     result = run("garbage_plan_job", run_request(orders, orders))

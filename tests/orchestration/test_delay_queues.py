@@ -150,7 +150,7 @@ def test_log_that_is_no_queue_is_left_alone_whatever_its_cursors_are_called(
 ) -> None:
     for log in ("foreign", "plain"):
         write(log)
-    CursorStore(fleet, "foreign").init("queue", LogPosition(2, 0))
+    CursorStore(fleet, "foreign").create("queue", LogPosition(2, 0))
     instance.add_dynamic_partitions(LOGS_NAME, ["foreign", "plain"])
 
     result = run("delay_queue_job", run_request("foreign", "plain"))

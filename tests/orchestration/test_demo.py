@@ -41,7 +41,7 @@ def test_parts_hold_every_message_once_and_in_order() -> None:
 def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
     log = "wal3_orchestration"
     store = open_store("memory:")
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many([b"a record"])
     (state,) = states = list(read_states(store, [log]))
     console = Console(width=80, record=True, file=io.StringIO(), highlight=False, soft_wrap=True)
@@ -60,7 +60,7 @@ def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
 def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     url = (folder / "store").as_uri()
-    LogWriter.initialize(open_store(url), "from-an-earlier-run")
+    LogWriter.create(open_store(url), "from-an-earlier-run")
 
     outcome = _demo("--sample", "--folder", str(folder))
 

@@ -59,7 +59,7 @@ def test_marked_logs_alone_get_maintenance_and_are_forgotten_a_tick_later(
     sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     for log in ("quiet", "other"):
-        with LogWriter.open_or_initialize(fleet, log) as writer:
+        with LogWriter.open_or_create(fleet, log) as writer:
             writer.append_many([b"not marked"])
     append(fleet, "alpha", "beta/one")
 
@@ -317,7 +317,7 @@ def test_marked_log_s_maintenance_names_the_roll_up(
 
 
 def _mark(store: ObjectStore, markers: Iterable[Marker]) -> None:
-    with LogWriter.open_or_initialize(store, DIRTY) as writer:
+    with LogWriter.open_or_create(store, DIRTY) as writer:
         writer.append_many([marker.to_message() for marker in markers])
 
 

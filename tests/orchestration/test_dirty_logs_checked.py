@@ -112,7 +112,7 @@ def test_log_over_its_limit_fails_a_check_until_its_consumer_has_caught_up(senso
     first = [sensor.tick() for _ in range(3)]
     with Fleet.open(fleet, server="server") as opened:
         opened.append_many("alpha", [b"a record"] * 1_500)
-    CursorStore(fleet, "alpha").init("slow", LogPosition(1, 0))
+    CursorStore(fleet, "alpha").create("slow", LogPosition(1, 0))
     # Its maintenance is asked for: from the second tick on it is marked no more.
     over = [sensor.tick() for _ in range(4)]
     assert waiting(fleet) == {}
@@ -136,7 +136,7 @@ def test_log_over_its_limit_that_cannot_be_read_for_a_while_is_not_forgotten(
     sensor.settings = {**AT_ONCE, "unprocessed_max": 1_000}
     with Fleet.open(fleet, server="server", options=FleetOptions(creates=True)) as opened:
         opened.append_many("alpha", [b"a record"] * 1_500)
-    CursorStore(fleet, "alpha").init("slow", LogPosition(1, 0))
+    CursorStore(fleet, "alpha").create("slow", LogPosition(1, 0))
     ticks = [[sensor.tick() for _ in range(4)]]
     assert waiting(fleet) == {}
     cursor = next((_root(fleet) / "alpha").rglob("cursor/slow*"))
@@ -203,7 +203,7 @@ def test_dirty_logs_of_an_exercise_are_not_seen(sensor: Sensor, fleet: ObjectSto
     append(fleet, "server", "alpha")
     run = "exercise/run-20260101T120000Z-a1b2c3"
     copy(LogAt(fleet, "dirty/server"), LogAt(fleet, f"{run}/dirty/p00"))
-    with LogWriter.open_or_initialize(fleet, f"{run}/log-0000") as writer:
+    with LogWriter.open_or_create(fleet, f"{run}/log-0000") as writer:
         writer.append(b"x")
 
     for _ in range(3):

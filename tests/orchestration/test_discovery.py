@@ -70,7 +70,7 @@ def test_log_whose_cursor_moved_is_looked_at_again(look: Tick, write: Write, fle
         write(log)
     before = look()
 
-    CursorStore(fleet, "alpha").init("reader", LogPosition(2, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(2, 0))
 
     assert asked(look(before)) == [["alpha"]]
 

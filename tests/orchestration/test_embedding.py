@@ -37,7 +37,7 @@ def manifest() -> None:
 
 
 def _write(url: str, log: str) -> None:
-    with LogWriter.open_or_initialize(open_store(url), log) as writer:
+    with LogWriter.open_or_create(open_store(url), log) as writer:
         writer.append_many([b"a record"])
 
 

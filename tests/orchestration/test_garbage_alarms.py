@@ -41,10 +41,10 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
     fraction_alarm: float,
     sounds: bool,  # noqa: FBT001 - the table's column
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         for _ in range(4):
             writer.append_many([b"x"])
-    CursorStore(memory_store, "a").init("reader", LogPosition(3, 0))
+    CursorStore(memory_store, "a").create("reader", LogPosition(3, 0))
     survey = survey_log(memory_store, "a", CollectorOptions())
 
     warning = little_garbage.judge(PlannedLog(survey=survey), CollectionResource(fraction_alarm=fraction_alarm))
@@ -91,9 +91,9 @@ def test_cursor_of_a_queue_may_stay_at_its_checkpoint_and_others_of_the_name_not
 ) -> None:
     with DelayQueue.open_or_create(memory_store, "q") as queue:
         queue.enqueue(b"x")
-    with LogWriter.open_or_initialize(memory_store, "plain") as writer:
+    with LogWriter.open_or_create(memory_store, "plain") as writer:
         writer.append_many([b"x"])
-    CursorStore(memory_store, "plain").init("queue", LogPosition(1, 0))
+    CursorStore(memory_store, "plain").create("queue", LogPosition(1, 0))
     old = (CursorAge(name="queue", lag=5, idle_s=1001),)
 
     warnings = [
@@ -107,9 +107,9 @@ def test_cursor_of_a_queue_may_stay_at_its_checkpoint_and_others_of_the_name_not
 
 
 def test_cursor_is_idle_only_if_the_log_grew_since_its_last_move(memory_store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x", b"y"])
-        cursor = CursorStore(memory_store, "a").init("reader", LogPosition(2, 0)).cursor
+        cursor = CursorStore(memory_store, "a").create("reader", LogPosition(2, 0)).cursor
         quiet = LogReader.open(memory_store, "a").manifest()
         writer.append_many([b"z"])
         grown = LogReader.open(memory_store, "a").manifest()
@@ -124,13 +124,13 @@ def test_cursor_of_a_clock_that_was_years_ahead_is_idle_by_the_store_s_clock(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, day_s = ClockStore(memory_store), 24 * 60 * 60
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([b"x", b"y"])
         store.pass_s(-30 * day_s)
         with monkeypatch.context() as patched:
             ahead_us = shared_runtime().now_us() + 3650 * day_s * US_PER_S
             patched.setattr(shared_runtime(), "now_us", lambda: ahead_us)
-            CursorStore(store, "a").init("reader", LogPosition(1, 0))
+            CursorStore(store, "a").create("reader", LogPosition(1, 0))
         store.pass_s(30 * day_s)
         writer.append_many([b"z"] * 10)
 
@@ -141,11 +141,11 @@ def test_cursor_of_a_clock_that_was_years_ahead_is_idle_by_the_store_s_clock(
 
 
 def test_subscription_that_pins_nothing_is_not_behind(memory_store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x", b"y"])
     cursors = CursorStore(memory_store, "a")
     for name, pins in (("kept", True), ("unpinned", False)):
-        cursors.init(name, LogPosition(1, 0), pins=pins)
+        cursors.create(name, LogPosition(1, 0), pins=pins)
 
     survey = survey_log(memory_store, "a", CollectorOptions())
 
@@ -183,17 +183,17 @@ def test_alarm_for_planned_garbage_that_is_never_pruned(
         assert all("daily_collection" in problem for problem in found.values())
         return {log for log, _ in found}
 
-    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
     for log in ("beta/one", "gamma"):
-        CursorStore(fleet, log).init("reader", LogPosition(1, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(1, 0))
 
     found = [late("garbage_plan_job") for _ in range(2)]
     CursorStore(fleet, "gamma").delete("reader")
-    CursorStore(fleet, "gamma").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "gamma").create("reader", LogPosition(4, 0))
     found.append(late("collection_job"))
     write("alpha", fragments=2)
     CursorStore(fleet, "alpha").delete("reader")
-    CursorStore(fleet, "alpha").init("reader", LogPosition(7, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(7, 0))
     found.append(late("garbage_plan_job"))
 
     # Gamma's garbage is new when it is collected; alpha's is new afterwards.
@@ -206,11 +206,11 @@ def test_garbage_of_the_log_before_does_not_count_against_a_log_created_again(
 ) -> None:
     """Regression: both begin with fragment 1, so the new log's garbage was said to wait since the old one's did."""
     soon = {"resources": {"collection": {"config": {"planned_s_max": 0.0}}}}
-    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
     run("garbage_plan_job", run_request("alpha", "alpha"))
     destroy(fleet, "alpha", also_pinned=True)
     write("alpha", fragments=2)
-    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
 
     new, old = (run("garbage_plan_job", run_request("alpha", "alpha"), soon) for _ in range(2))
 
@@ -223,7 +223,7 @@ def test_alarms_are_asset_checks_that_warn_and_stop_nothing(
     known: list[str], fleet: ObjectStore, run: Run, write: Write
 ) -> None:
     for log in known:
-        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(4, 0))
     collector = Collector(fleet, "gamma")
     collector.announce(collector.plan())
     for log in known:

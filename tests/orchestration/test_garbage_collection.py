@@ -48,7 +48,7 @@ def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> Non
     witness = cursors.load(name)
     position = LogPosition(offset, 0)
     if witness is None:
-        cursors.init(name, position)
+        cursors.create(name, position)
     else:
         cursors.save(name, position, witness)
 

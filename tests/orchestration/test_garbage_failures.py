@@ -58,7 +58,7 @@ def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     write("alpha", fragments=6)
-    CursorStore(fleet, "alpha").init("reader", LogPosition(13, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(13, 0))
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
@@ -96,7 +96,7 @@ def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_continue
     """Regression: what had been deleted was recorded nowhere. Dagster's own retries execute a run again like this."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in known:
-        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(4, 0))
     assert run("", COLLECTION.request_sweep(SCOPE)).success
     delete = assets.delete_log
 

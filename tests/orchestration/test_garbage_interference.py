@@ -73,10 +73,10 @@ def logs(gate: Path, fleet: ObjectStore, instance: DagsterInstance, run: Run) ->
     """One log for each phase, with work for a run that stops in that phase."""
     names = [f"{gate.name}/{phase}" for phase in PHASES]
     for log in names:
-        with LogWriter.open_or_initialize(fleet, log, options=LOPSIDED) as writer:
+        with LogWriter.open_or_create(fleet, log, options=LOPSIDED) as writer:
             for _ in range(FRAGMENTS):
                 writer.append_many([b"a record", b"another", b"a third"])
-        CursorStore(fleet, log).init("reader", LogPosition(FIRST + 1, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(FIRST + 1, 0))
     instance.add_dynamic_partitions(LOGS_NAME, names)
     for log in _of("deletion_job", names):
         assert run("collection_job", run_request(log, log)).success

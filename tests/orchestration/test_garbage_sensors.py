@@ -69,7 +69,7 @@ def _whole(known: list[str], tags: dict[str, str] | None = None) -> RunRequest:
 
 def _claim(store: ObjectStore, *logs: str) -> None:
     for log in logs:
-        CursorStore(store, log).init("reader", LogPosition(4, 0))
+        CursorStore(store, log).create("reader", LogPosition(4, 0))
 
 
 def _prune(store: ObjectStore, log: str) -> str:

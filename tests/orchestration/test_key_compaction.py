@@ -36,7 +36,7 @@ FIVE = ["a", "b", "c", "d", "e"]
 
 def append(store: ObjectStore, log: str, *batches: str) -> None:
     """Append each batch as a fragment: a letter is a key with a body, a capital one a tombstone."""
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         for batch in batches:
             writer.append_many(
                 [Message(None if letter.isupper() else b"x" * 50, letter.lower().encode()) for letter in batch]
@@ -169,7 +169,7 @@ def test_damaged_log_among_five_fails_the_sweep_and_blocks_no_other(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     _first_fragment(fleet, "b").unlink()
-    CursorStore(fleet, "d").init("reader", LogPosition(7, 0))
+    CursorStore(fleet, "d").create("reader", LogPosition(7, 0))
     (cursor,) = Path(unquote(urlsplit(life_store(fleet, "d").url).path)).rglob("reader.json*")
     cursor.write_bytes(b"torn")
 
@@ -219,7 +219,7 @@ def test_pass_that_a_cursor_overtakes_is_no_failure_and_is_planned_again(
     request = run_request("a", "a")
     for step in ("compaction_plan", "compacted_fragments"):
         run("compaction_job", request, only=step)
-    CursorStore(fleet, "a").init("late", LogPosition(3, 0))
+    CursorStore(fleet, "a").create("late", LogPosition(3, 0))
 
     overtaken = run("compaction_job", request, only="installed_manifest")
     for meta in list(life_store(fleet, "a").list_objects("compaction/")):

@@ -159,7 +159,7 @@ def test_overdue_and_held_back_logs_are_warned_about_with_what_to_do(
     two: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outline = KeyCompactor.outline
-    CursorStore(fleet, "b").init("reader", LogPosition(3, 0))
+    CursorStore(fleet, "b").create("reader", LogPosition(3, 0))
 
     def old(compactor: KeyCompactor) -> KeyCompactionPlan:
         late = {"overdue_s": 7200} if compactor.log == "a" else {"held_back_s": 7200}

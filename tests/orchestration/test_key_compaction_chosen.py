@@ -89,7 +89,7 @@ def test_overtaken_log_is_asked_for_again(
     (before,) = [key for key in keys(tick(instance)) if key is not None and "dirty" in key]
     for step in ("compaction_plan", "compacted_fragments"):
         run("compaction_job", run_request("dirty", "dirty"), only=step)
-    CursorStore(fleet, "dirty").init("late", LogPosition(5, 0))
+    CursorStore(fleet, "dirty").create("late", LogPosition(5, 0))
     run("compaction_job", run_request("dirty", "dirty"), only="installed_manifest")
 
     (after,) = [key for key in keys(tick(instance)) if key is not None and "dirty" in key]

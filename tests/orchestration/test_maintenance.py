@@ -39,7 +39,7 @@ SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragme
 
 def _claim(store: ObjectStore, *logs: str) -> None:
     for log in logs:
-        CursorStore(store, log).init("reader", LogPosition(4, 0))
+        CursorStore(store, log).create("reader", LogPosition(4, 0))
 
 
 def _first_offset(store: ObjectStore, log: str) -> int:
@@ -47,7 +47,7 @@ def _first_offset(store: ObjectStore, log: str) -> int:
 
 
 def _make_lopsided(store: ObjectStore, log: str) -> None:
-    with LogWriter.open_or_initialize(store, log, options=SMALL) as writer:
+    with LogWriter.open_or_create(store, log, options=SMALL) as writer:
         for _ in range(40):
             writer.append_many([b"x"])
 

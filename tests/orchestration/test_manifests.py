@@ -38,16 +38,16 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     monkeypatch.setenv("WAL3_STORE", store_url)
     store = open_store(store_url)
     snapshots = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1)
-    with LogWriter.open_or_initialize(store, "team/events", options=WriterOptions(snapshots=snapshots)) as writer:
+    with LogWriter.open_or_create(store, "team/events", options=WriterOptions(snapshots=snapshots)) as writer:
         # The first commit after a snapshot is durable uses it: soon, but at no fixed commit.
         appended = 0
         while appended < 8 or not LogReader.open(store, "team/events").manifest().snapshots:
             writer.append_many([b"x", b"y"])
             appended += 1
     cursors = CursorStore(store, "team/events")
-    cursors.init("reader", LogPosition(5, 0))
-    cursors.init("tail", LogPosition(2 * appended + 1, 0))
-    cursors.init("unpinned", LogPosition(1, 0), pins=False)
+    cursors.create("reader", LogPosition(5, 0))
+    cursors.create("tail", LogPosition(2 * appended + 1, 0))
+    cursors.create("unpinned", LogPosition(1, 0), pins=False)
     instance.add_dynamic_partitions(LOGS_NAME, ["team/events"])
 
     result = run("manifest_job", run_request("team/events", "team/events"))

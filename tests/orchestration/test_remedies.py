@@ -77,9 +77,9 @@ def test_commands_name_the_store_the_log_and_the_file() -> None:
 @pytest.mark.slow
 def test_commands_against_a_damaged_manifest_restore_what_a_copy_holds(tmp_path: Path, fleet: ObjectStore) -> None:
     backup = open_store((tmp_path / "back up").as_uri())
-    with LogWriter.open_or_initialize(fleet, "orders") as writer:
+    with LogWriter.open_or_create(fleet, "orders") as writer:
         writer.append_many([b"a", b"b"])
-        CursorStore(fleet, "orders").init("billing", LogPosition(2, 0))
+        CursorStore(fleet, "orders").create("billing", LogPosition(2, 0))
         copy(LogAt(fleet, "orders"), LogAt(backup, "orders"), with_cursors=True)
         writer.append(b"lost")
     Path(unquote(urlsplit(fleet.url).path), "orders/manifest/MANIFEST.json").unlink()
@@ -102,9 +102,9 @@ def test_commands_against_a_damaged_manifest_restore_what_a_copy_holds(tmp_path:
 
 @pytest.mark.slow
 def test_commands_against_a_damaged_cursor_set_it_again(fleet: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(fleet, "orders") as writer:
+    with LogWriter.open_or_create(fleet, "orders") as writer:
         writer.append_many([b"a", b"b"])
-    CursorStore(fleet, "orders").init("billing", LogPosition(2, 0))
+    CursorStore(fleet, "orders").create("billing", LogPosition(2, 0))
     (damaged,) = Path(unquote(urlsplit(fleet.url).path)).rglob("billing.json*")
     damaged.write_bytes(b"torn")
     (problem,) = scrub(fleet, "orders").problems
@@ -133,7 +133,7 @@ def test_command_that_a_failed_check_shows_repairs_all_damaged_files_from_a_copy
 ) -> None:
     log = "team/orders"
     backup = open_store((tmp_path / "back up").as_uri())
-    LogWriter.initialize(fleet, log)
+    LogWriter.create(fleet, log)
     if updated:
         copy(LogAt(fleet, log), LogAt(backup, log))
     with LogWriter.open(fleet, log) as writer:

@@ -61,7 +61,7 @@ def test_s3_store_is_opened_with_the_session_and_endpoint_of_the_s3_resource(
     )
 
     store = StoreResource(store=s3_url, s3=s3).open()
-    LogWriter.initialize(store, "alpha")
+    LogWriter.create(store, "alpha")
 
     assert list(list_logs(store)) == ["alpha"]
 

@@ -43,7 +43,7 @@ def logs(instance: DagsterInstance, write: Write, fleet: ObjectStore) -> list[st
     names = [f"log-{number:02}" for number in range(6 * SLICE)]
     for log in names:
         write(log, fragments=2)
-        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+        CursorStore(fleet, log).create("reader", LogPosition(4, 0))
     instance.add_dynamic_partitions(LOGS_NAME, names)
     return names
 

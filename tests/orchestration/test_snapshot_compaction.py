@@ -27,7 +27,7 @@ SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragme
 
 
 def _make_lopsided(store: ObjectStore, log: str) -> None:
-    with LogWriter.open_or_initialize(store, log, options=SMALL) as writer:
+    with LogWriter.open_or_create(store, log, options=SMALL) as writer:
         for _ in range(40):
             writer.append_many([b"x"])
 

@@ -116,7 +116,7 @@ def test_damaged_log_that_is_gone_is_not_counted(run: Run, instance: DagsterInst
 @pytest.mark.slow
 def test_checks_of_one_asset_fail_each_for_its_own_logs(known: list[str], fleet: ObjectStore, run: Run) -> None:
     # Gamma's plan takes the whole log; alpha's takes half of it, and beta has no cursor.
-    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
     age_out(fleet, "gamma")
 
     results = [run("garbage_plan_job", run_request(log, log)) for log in ("gamma", "alpha")]

@@ -33,7 +33,7 @@ ALL = {job: job.request_sweep(SCOPE) for job in (LOOK, VERIFY, PLANNING, COLLECT
 
 def _claim(store: ObjectStore, *logs: str, offset: int = 4) -> None:
     for log in logs:
-        CursorStore(store, log).init("reader", LogPosition(offset, 0))
+        CursorStore(store, log).create("reader", LogPosition(offset, 0))
 
 
 def _first_offset(store: ObjectStore, log: str) -> int:

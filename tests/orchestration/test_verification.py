@@ -155,7 +155,7 @@ def test_log_read_in_the_run_s_process_gets_the_report_that_spark_gives(
     known: list[str], fleet: ObjectStore, write: Write
 ) -> None:
     _damage(fleet, "alpha")
-    CursorStore(fleet, "beta/one").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "beta/one").create("reader", LogPosition(4, 0))
     damage(life_store(fleet, "beta/one"), "cursor/reader.json")
     manifest = next((Path(urlsplit(fleet.url).path) / "gamma").glob("manifest/MANIFEST*"))
     manifest.write_bytes(manifest.read_bytes()[:-9])

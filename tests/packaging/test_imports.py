@@ -136,7 +136,7 @@ def test_library_works_without_its_extras(tmp_path: Path) -> None:
 from wal3_core import LogReader, LogWriter, collect, open_store
 
 store = open_store({tmp_path.as_uri()!r})
-with LogWriter.open_or_initialize(store, "events") as writer:
+with LogWriter.open_or_create(store, "events") as writer:
     writer.append(b"a")
 print([record.body for record in LogReader.open(store, "events").records()])
 """

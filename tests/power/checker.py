@@ -103,7 +103,7 @@ def _read(store: LocalStore, process: Process) -> dict[int, bytes]:
 
 
 def _append_again(store: LocalStore, process: Process, records: dict[int, bytes]) -> None:
-    with LogWriter.open_or_initialize(store, LOG, options=OPTIONS, runtime=process) as writer:
+    with LogWriter.open_or_create(store, LOG, options=OPTIONS, runtime=process) as writer:
         offset = writer.append(b"after").offset
         assert offset == len(records) + 1, f"offset {offset} after {len(records)} records"
     process.finish()

@@ -32,7 +32,7 @@ def record(folder: Path, run: Callable[[Session], None], *, store: str = "store"
 def life(session: Session) -> None:
     """Run two writers in turn, with snapshots of both depths, and cursors created, moved and deleted."""
     first, second = session.user("first"), session.user("second")
-    first.initialize()
+    first.create()
     first.append()
     first.save_cursor()
     first.append(4)
@@ -72,19 +72,19 @@ def nothing(_user: User) -> None:
 
 def begun(user: User) -> None:
     """Make an empty log."""
-    user.initialize()
+    user.create()
 
 
 def grown(user: User) -> None:
     """Make a log that is about to roll fragments into a snapshot, with a cursor."""
-    user.initialize()
+    user.create()
     user.append(2)
     user.save_cursor()
     user.append(1)
 
 
-def initialize(user: User) -> None:
-    user.initialize()
+def create(user: User) -> None:
+    user.create()
 
 
 def append(user: User) -> None:
@@ -104,7 +104,7 @@ def delete_cursor(user: User) -> None:
 
 # Each act, after the preparation of the store for it.
 ACTS: dict[str, tuple[Callable[[User], None], Callable[[User], None]]] = {
-    "initialize": (nothing, initialize),
+    "create": (nothing, create),
     "first append": (begun, append),
     "append and snapshot": (grown, append),
     "first cursor": (begun, save_cursor),
@@ -115,7 +115,7 @@ ACTS: dict[str, tuple[Callable[[User], None], Callable[[User], None]]] = {
 
 def step_in(user: User) -> None:
     """Make one call of each kind."""
-    user.initialize()
+    user.create()
     user.read()
     user.save_cursor()
     user.append(2)
@@ -141,7 +141,7 @@ def joined(
         before(session.user("prior"))
         first, second = session.user("first"), session.user("second")
         if known:
-            second.initialize()
+            second.create()
             second.save_cursor("own")
             second.delete_cursor("own")
         session.begin()

@@ -180,9 +180,9 @@ class User:
         assert isinstance(found, Versioned)
         self.store.replace(path, data, found.etag)
 
-    def initialize(self) -> None:
+    def create(self) -> None:
         with contextlib.suppress(LogError):
-            LogWriter.initialize(self.store, LOG, runtime=self.process)
+            LogWriter.create(self.store, LOG, runtime=self.process)
 
     def append(self, count: int = 1) -> None:
         with contextlib.suppress(LogError):
@@ -217,7 +217,7 @@ class User:
         with contextlib.suppress(LogError):
             witness = self._cursors.load(name)
             if witness is None:
-                self._cursors.init(name, self._limit())
+                self._cursors.create(name, self._limit())
             else:
                 self._cursors.save(name, self._limit(), witness)
 

@@ -64,10 +64,10 @@ def test_store_survives_when_its_folder_is_made_with_its_parents(disk: Path) -> 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "overtaken"])
 @pytest.mark.parametrize(
     ("act", "known"),
-    # A process that has used the log has found it initialized.
+    # A process that has used the log has found it created.
     [
         *((act, False) for act in ACTS),
-        *(pytest.param(act, True, marks=pytest.mark.repeat) for act in ACTS if act != "initialize"),
+        *(pytest.param(act, True, marks=pytest.mark.repeat) for act in ACTS if act != "create"),
     ],
 )
 def test_state_that_others_build_on_an_unfinished_act_survives(

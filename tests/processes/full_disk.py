@@ -31,7 +31,7 @@ def fill(ballast: Path) -> None:
 def main() -> None:
     mounted, journals = Path(sys.argv[1]), Path(sys.argv[2])
     store, journal, ballast = open_store((mounted / "store").as_uri()), Journal(journals / "only"), mounted / "ballast"
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
 
         def append(phase: str) -> None:
             for index in range(3):

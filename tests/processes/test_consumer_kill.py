@@ -46,7 +46,7 @@ def test_killed_consumer_skips_no_record(local_url: str, tmp_path: Path) -> None
     chance = random.Random(seed)
     store, journal = open_store(local_url), tmp_path / "journal"
     journal.touch()
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for _ in range(NUM_RECORDS // 100):
             writer.append_many([b"x"] * 100)
 

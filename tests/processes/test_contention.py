@@ -51,7 +51,7 @@ def test_processes_that_append_at_once_all_finish_with_true_outcomes(
     store_url: str, journals: Path, writers: int, reseals: int
 ) -> None:
     store = open_store(store_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     options = replace(SMALL, batch_records_max=64, reseals_max=reseals)
     jobs = [
         Job(
@@ -90,7 +90,7 @@ def test_writer_stopped_in_mid_append_gets_true_outcomes_when_it_continues(store
     print(f"replay: WAL3_TEST_SEED={SEED} pytest {__file__} -k stopped_in_mid_append")
     chance = random.Random(SEED)
     store = open_store(store_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     jobs = [Job(url=store_url, journals=journals, number=number, callers=2, waits=True) for number in range(2)]
 
     with Follower(store) as follower, ExitStack() as stack:

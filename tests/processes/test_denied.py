@@ -51,7 +51,7 @@ def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_once_heale
     proxied_url: str, proxy: FaultProxy, journals: Path, fault: Fault, target: str, outcome: str
 ) -> None:
     store, journal = open_store(proxied_url), Journal(journals / "only")
-    with LogWriter.open_or_initialize(store, LOG, options=WriterOptions(delivery_timeout_s=0.5)) as writer:
+    with LogWriter.open_or_create(store, LOG, options=WriterOptions(delivery_timeout_s=0.5)) as writer:
         before = phase(journal, writer, "before")
         proxy.fail(fault, "PUT", target, times=ALWAYS)
         during = phase(journal, writer, "during")
@@ -70,7 +70,7 @@ def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_once_heale
 
 
 def denied_append(url: str, proxy: FaultProxy, target: str) -> NotDurableError:
-    with LogWriter.open_or_initialize(open_store(url), LOG) as writer:
+    with LogWriter.open_or_create(open_store(url), LOG) as writer:
         proxy.fail(Fault.DENY, "PUT", target, times=ALWAYS)
         with pytest.raises(NotDurableError) as caught:
             writer.append(b"denied")
@@ -88,7 +88,7 @@ def test_denied_append_has_the_denial_for_its_cause(proxied_url: str, proxy: Fau
 
 def test_bucket_without_access_denies_opening_and_reading_by_name(proxied_url: str, proxy: FaultProxy) -> None:
     store = open_store(proxied_url)
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"kept")
     proxy.fail(Fault.DENY, "GET", times=ALWAYS)
 
@@ -110,7 +110,7 @@ def serve(connection: Connection, url: str, journals: Path) -> None:
         os.setuid(UNPRIVILEGED)
     journal = Journal(journals / "only")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with LogWriter.open_or_initialize(open_store(url), LOG) as writer:
+    with LogWriter.open_or_create(open_store(url), LOG) as writer:
         while (order := connection.recv()) is not None:
             name, file_bytes_max = order
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max or hard, hard))

@@ -34,7 +34,7 @@ SEEDS = int(os.environ.get("WAL3_TEST_SEEDS", "2"))
 
 
 def fill(store: ObjectStore, count: int) -> list[Record]:
-    with LogWriter.open_or_initialize(store, LOG, options=SMALL) as writer:
+    with LogWriter.open_or_create(store, LOG, options=SMALL) as writer:
         for index in range(count):
             writer.append(b"%d " % index * 100)
     return list(LogReader.open(store, LOG).records())
@@ -48,7 +48,7 @@ def test_append_is_in_the_log_once_whatever_happens_to_its_put(
 ) -> None:
     """The writer recovers from all but a denial; a denial is reported at once, and the record is not in the log."""
     store, journal = open_store(proxied_url), Journal(journals / "only")
-    with LogWriter.open_or_initialize(store, LOG, options=SMALL) as writer:
+    with LogWriter.open_or_create(store, LOG, options=SMALL) as writer:
         assert journal.append("before", 1, writer.append_many) == "acked"
         proxy.fail(fault, "PUT", target)
 
@@ -135,11 +135,11 @@ def test_cursor_is_where_its_mover_was_promised_whatever_happens_to_the_put(
         witness = cursors.load("mine")
         proxy.fail(fault, "PUT", "cursor/")
         try:
-            witness = cursors.save("mine", position, witness) if witness else cursors.init("mine", position)
+            witness = cursors.save("mine", position, witness) if witness else cursors.create("mine", position)
         except StoreDeniedError:
             assert fault is Fault.DENY
             proxy.heal()
-            witness = cursors.save("mine", position, witness) if witness else cursors.init("mine", position)
+            witness = cursors.save("mine", position, witness) if witness else cursors.create("mine", position)
         offset, generation = record.offset, generation + 1
 
         assert cursors.load("mine") == witness
@@ -148,7 +148,7 @@ def test_cursor_is_where_its_mover_was_promised_whatever_happens_to_the_put(
     proxy.heal()
     assert proxy.fired == {fault: 4}
     with pytest.raises(CursorConflictError):
-        cursors.init("mine", position)
+        cursors.create("mine", position)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from wal3_core.hashing.lanes import LANES
 def appended(log):
     # One of its own: a forked child has no store in memory of its parent's.
     store = open_store(f"memory:{os.getpid()}")
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many([b"%d" % number * 100 for number in range(1000)])
     return sum(1 for record in LogReader.open(store, log).records())
 """
@@ -143,7 +143,7 @@ import sys
 from wal3_core import Message
 store = open_store(sys.argv[1])
 print(lanes_decided())
-with LogWriter.open_or_initialize(store, sys.argv[2]) as writer:
+with LogWriter.open_or_create(store, sys.argv[2]) as writer:
     writer.append_many([b"%d" % number * 100 for number in range(1000)])
     keyed = [Message(None if number % 7 == 0 else b"x" * number, key=b"%d" % number) for number in range(1000)]
     writer.append_many(keyed)

@@ -66,7 +66,7 @@ def test_writers_killed_at_random_moments_lose_no_acknowledged_record(store_url:
     print(f"replay: WAL3_TEST_SEED={SEED} WAL3_TEST_KILLS={KILLS} pytest {__file__} -k random_moments")
     chance = random.Random(f"{SEED} {store_url.split(':', 1)[0]}")
     store = open_store(store_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
 
     with Follower(store) as follower:
         lives = Counter(
@@ -125,7 +125,7 @@ def test_kill_just_before_and_just_after_every_put_loses_no_acknowledged_record(
             exit_code = dying.exitcode
         assert exit_code in {0, -signal.SIGKILL}
         journal = Journal(journals / "successor")
-        with LogWriter.open_or_initialize(store, log, options=ROLLING) as writer:
+        with LogWriter.open_or_create(store, log, options=ROLLING) as writer:
             outcomes = [journal.append(f"successor/{index}", 1, writer.append_many) for index in range(3)]
 
         assert outcomes == ["acked"] * 3
@@ -175,7 +175,7 @@ def stopped_with_a_lock(root: Path, process: BaseProcess) -> Iterator[None]:
 @pytest.mark.slow
 def test_writer_killed_while_it_holds_a_lock_blocks_no_other_writer(local_url: str, journals: Path) -> None:
     root = Path(local_url.removeprefix("file://"))
-    LogWriter.initialize(open_store(local_url), LOG)
+    LogWriter.create(open_store(local_url), LOG)
     with (
         child(write, Job(url=local_url, journals=journals, number=0)) as (killed, held_up),
         child(write, Job(url=local_url, journals=journals, number=1, appends=5, waits=True)) as (_, connection),
@@ -201,7 +201,7 @@ def test_remains_of_killed_writers_are_deleted_a_day_later_and_disturb_no_writer
 ) -> None:
     chance = random.Random(SEED)
     staging = Path(local_url.removeprefix("file://")) / ".wal3" / "staging"
-    LogWriter.initialize(open_store(local_url), LOG)
+    LogWriter.create(open_store(local_url), LOG)
     number = 0
     while not list(staging.iterdir()):
         number += 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 def test_no_append_fails_while_another_process_changes_the_manifest(store_url: str, journals: Path) -> None:
     store = open_store(store_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     upkeep = Upkeep(url=store_url, log=LOG, pause_s=0.002, fence_pause_s=0.2)
     # The default limits: nothing is made easier for the writer.
     job = Job(url=store_url, journals=journals, number=0, appends=80, options=WriterOptions())

@@ -60,10 +60,10 @@ def test_slow_stream_misses_no_line_and_keeps_order_after_refused_connections(
 @pytest.mark.slow
 def test_appends_reads_and_cursors_survive_refused_connections(proxied_url: str, proxy: FaultProxy) -> None:
     store = open_store(proxied_url)
-    with LogWriter.open_or_initialize(store, LOG) as writer, ThreadPoolExecutor(4) as pool:
+    with LogWriter.open_or_create(store, LOG) as writer, ThreadPoolExecutor(4) as pool:
         writer.append(b"before")
         reader, cursors = LogReader.open(store, LOG), CursorStore(store, LOG)
-        witness = cursors.init("c", LogPosition(1, 0))
+        witness = cursors.create("c", LogPosition(1, 0))
         with proxy.refusing():
             appended = pool.submit(writer.append, b"during")
             opened = pool.submit(LogWriter.open, store, LOG)

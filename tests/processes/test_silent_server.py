@@ -33,7 +33,7 @@ def started(url: str, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_command_says_once_what_it_waits_for_while_one_request_hangs(proxied_url: str, proxy: FaultProxy) -> None:
-    LogWriter.initialize(open_store(proxied_url), "a")
+    LogWriter.create(open_store(proxied_url), "a")
     proxy.fail(Fault.HANG, "GET", "MANIFEST")
     process = started(proxied_url, "cat", "a")
     assert process.stderr is not None
@@ -50,7 +50,7 @@ def test_command_says_once_what_it_waits_for_while_one_request_hangs(proxied_url
 
 @pytest.mark.slow
 def test_command_says_once_what_it_waits_for_while_connections_are_refused(proxied_url: str, proxy: FaultProxy) -> None:
-    LogWriter.initialize(open_store(proxied_url), "a")
+    LogWriter.create(open_store(proxied_url), "a")
     with proxy.refusing():
         process = started(proxied_url, "cat", "a")
         assert process.stderr is not None
@@ -64,7 +64,7 @@ def test_command_says_once_what_it_waits_for_while_connections_are_refused(proxi
 
 @pytest.mark.slow
 def test_very_verbose_command_shows_each_request_without_an_answer(proxied_url: str, proxy: FaultProxy) -> None:
-    LogWriter.initialize(open_store(proxied_url), "a")
+    LogWriter.create(open_store(proxied_url), "a")
     proxy.fail(Fault.SLOW_DOWN, "PUT", "/log/", times=2)
     run = subprocess.run(
         [*COMMAND, "--store", proxied_url, "-vv", "append", "a", "--raw"],

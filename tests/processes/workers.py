@@ -76,7 +76,7 @@ def write(connection: Connection, job: Job) -> None:
 def write_to(store: ObjectStore, connection: Connection, job: Job) -> None:
     journal = Journal(job.journals / f"{job.number:06d}")
     teller = Teller(connection)
-    with LogWriter.open_or_initialize(store, job.log, options=job.options) as writer:
+    with LogWriter.open_or_create(store, job.log, options=job.options) as writer:
         teller.say_once("open")
         if job.waits:
             connection.recv()

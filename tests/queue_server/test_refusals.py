@@ -227,7 +227,7 @@ def test_requests_under_way_are_limited(memory_store: MemoryStore) -> None:
 
 
 def test_log_that_is_no_queue_is_refused_and_not_listed(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "queues/events") as writer:
+    with LogWriter.open_or_create(memory_store, "queues/events") as writer:
         writer.append(b"a record")
     with serving(memory_store) as server:
         assert server.ok("GET", "/v1/queues") == {"queues": []}

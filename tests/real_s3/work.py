@@ -29,8 +29,8 @@ from wal3_core import (
     bootstrap,
     collect,
     copy,
+    create_successor,
     destroy,
-    initialize_successor,
     list_logs,
     migrate,
     open_pinned,
@@ -69,12 +69,12 @@ AT_ONCE = CollectorOptions(interval_s=0, fraction_max=1)
 def fill(store: ObjectStore) -> None:
     """Make two logs with snapshots and a cursor, one of them pinned, too."""
     for log in (LOG, UNPINNED):
-        with LogWriter.open_or_initialize(store, log, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
+        with LogWriter.open_or_create(store, log, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
             for number in range(APPENDS):
                 writer.append(b"%d" % number)
-        CursorStore(store, log).init(CURSOR, LogPosition(APPENDS // 2, 0))
+        CursorStore(store, log).create(CURSOR, LogPosition(APPENDS // 2, 0))
     PinStore(store, LOG).create(PIN, reason="kept")
-    with LogWriter.open_or_initialize(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
+    with LogWriter.open_or_create(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
         for number in range(APPENDS):
             writer.append(b"%d" % number, key=b"%d" % (number % 5))
     # Passes of another process have left key roll-ups, and fragments to be deleted.
@@ -83,7 +83,7 @@ def fill(store: ObjectStore) -> None:
     with LogWriter.open(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
         for number in range(APPENDS):
             writer.append(b"%d" % number, key=b"%d" % (number % 5))
-    CursorStore(store, COMPACTED).init(CURSOR, LogPosition(2 * APPENDS - 1, 0))
+    CursorStore(store, COMPACTED).create(CURSOR, LogPosition(2 * APPENDS - 1, 0))
     with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
         for log in (MARKED, f"{MARKED}/eu"):
             fleet.append(log, b"marked")
@@ -124,7 +124,7 @@ def consume(store: ObjectStore) -> None:
     read(store)
     cursors = CursorStore(store, LOG)
     records = list(LogReader.open(store, LOG).records())
-    witness = cursors.init("mailing", LogPosition(records[0].offset, records[0].timestamp_us))
+    witness = cursors.create("mailing", LogPosition(records[0].offset, records[0].timestamp_us))
     witness = cursors.save("mailing", LogPosition(records[-1].offset + 1, records[-1].timestamp_us), witness)
     cursors.save("mailing", LogPosition(records[0].offset, 0), witness)
     cursors.delete("mailing")
@@ -134,7 +134,7 @@ def write(store: ObjectStore) -> None:
     """Append to this log and to a new one below it, beside a second writer."""
     for log in (LOG, f"{LOG}/eu"):
         options = WriterOptions(snapshots=SNAPSHOTS)
-        with LogWriter.open_or_initialize(store, log, options=options, ordered=True) as writer:
+        with LogWriter.open_or_create(store, log, options=options, ordered=True) as writer:
             for _ in range(APPENDS):
                 position = writer.append(b"new")
             with LogWriter.open(store, log) as other:
@@ -196,7 +196,7 @@ def administer(store: ObjectStore) -> None:
     bootstrap(store, "begun", [])
     migrate(store, LOG, "orders-2027", reason="a log a year")
     seal(store, "copied", reason="over", successor="copied-2")
-    initialize_successor(store, "copied")
+    create_successor(store, "copied")
     for log in (LOG, "orders-2027", "copied", "begun"):
         destroy(store, log, also_pinned=True)
 

@@ -30,7 +30,7 @@ TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per
 def fill(store: ObjectStore, log: str, *, fragments: int, snapshots: SnapshotOptions | None = None) -> None:
     """Append ten records per fragment; every third has a key, every ninth is a tombstone."""
     options = WriterOptions(snapshots=snapshots or SnapshotOptions())
-    with LogWriter.open_or_initialize(store, log, options=options) as writer:
+    with LogWriter.open_or_create(store, log, options=options) as writer:
         for fragment in range(fragments):
             numbers = range(fragment * PER_FRAGMENT, (fragment + 1) * PER_FRAGMENT)
             writer.append_many([message(log, number) for number in numbers])

@@ -43,7 +43,7 @@ def _prune(store: ObjectStore, log: str) -> str:
 def _make(store: ObjectStore, log: str) -> None:
     """A log with something to collect, and an orphan."""
     fill(store, log, fragments=6)
-    CursorStore(store, log).init("reader", LogPosition(35, 0))
+    CursorStore(store, log).create("reader", LogPosition(35, 0))
     assert isinstance(life_store(store, log).create(ORPHAN, b"never committed"), Done)
 
 
@@ -87,7 +87,7 @@ def test_denied_part_of_a_log_is_a_problem_of_that_log_and_the_rest_is_read_back
 ) -> None:
     for log in BOTH:
         fill(local_store, log, fragments=45, snapshots=TREE)
-        CursorStore(local_store, log).init("reader", LogPosition(35, 0))
+        CursorStore(local_store, log).create("reader", LogPosition(35, 0))
     deny(local_store, life_path(local_store, BAD, folder).rstrip("/"))
 
     bad, good = verify_logs(spark, local_url, BOTH)

@@ -38,7 +38,7 @@ AT_ONCE = CollectorOptions(interval_s=0)
 
 
 def cursor(store: ObjectStore, log: str, offset: int) -> None:
-    CursorStore(store, log).init("reader", LogPosition(offset, 0))
+    CursorStore(store, log).create("reader", LogPosition(offset, 0))
 
 
 def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
@@ -109,7 +109,7 @@ def test_plans_of_many_logs_equal_the_collector_s_and_a_bad_log_hides_no_other(
 
 def test_survey_reads_back_from_its_text(local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=4)
-    CursorStore(local_store, "a").init("writer-w", LogPosition(25, 0), owner=Owner.WRITER)
+    CursorStore(local_store, "a").create("writer-w", LogPosition(25, 0), owner=Owner.WRITER)
     age_out(local_store, "a")
     fill(local_store, "a", fragments=1)
     collector = Collector(local_store, "a", options=CollectorOptions(fraction_max=1))

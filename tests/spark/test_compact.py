@@ -104,7 +104,7 @@ def test_passes_over_a_growing_log_leave_the_same_objects_as_in_one_process(
     spark: SparkSession, local_url: str, seed: int, keys: int
 ) -> None:
     dice, store = random.Random(seed), open_store(local_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     append(store, *([*batch(dice, keys), (None, b"no key")] for _ in range(15)))
     keyed_log(store, delete_retention_s=0, compacted_fragment_bytes=65536)
     superseded = expired = 0
@@ -125,7 +125,7 @@ def test_passes_that_arrange_by_key_leave_the_same_objects_as_in_one_process(
     spark: SparkSession, local_url: str, cleanup: Cleanup
 ) -> None:
     dice, store = random.Random(3), open_store(local_url)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)
     terms = Policy(cleanup=cleanup, arrange_by_key=True, compacted_fragment_bytes=65536)
     PolicyStore(store, LOG).change(lambda _: terms)
     append(store, *(batch(dice, 40) for _ in range(12)))
@@ -218,7 +218,7 @@ def test_cursor_bounds_a_pass_and_a_part_of_the_log_is_compacted(spark: SparkSes
     store = open_store(local_url)
     keyed_log(store)
     append(store, *([(b"a", b"%d" % number)] for number in range(6)))
-    CursorStore(store, LOG).init("reader", LogPosition(4, 0))
+    CursorStore(store, LOG).create("reader", LogPosition(4, 0))
 
     compare(spark, local_url)
 

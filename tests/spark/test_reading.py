@@ -233,7 +233,7 @@ def test_offsets_that_a_long_cannot_hold_are_refused(
     initial = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1)
     place = Boundary(initial.first.seq_no, LogPosition(2**63 - 2, 1))
     manifests = ManifestStore(log_store(local_store, "a"), shared_runtime())
-    manifests.initialize(replace(initial, first=place, next=place))
+    manifests.create(replace(initial, first=place, next=place))
     with LogWriter.open(local_store, "a") as writer:
         writer.append_many([b"last but one", b"last"])
         writer.append_many([b"too far"])

@@ -78,7 +78,7 @@ def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
     spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_logs(local_store)
-    LogWriter.initialize(local_store, "dirty/server")
+    LogWriter.create(local_store, "dirty/server")
     let_first_attempts_fail(monkeypatch, jobs, "log_task")
     let_first_attempts_fail(monkeypatch, compact, "merge_task")
 

@@ -27,14 +27,14 @@ OPTIONS = replace(PATIENT, cursor="done", records_max=3)
 def test_plans_of_many_dirty_logs_are_those_of_one_machine(spark: SparkSession, local_store: ObjectStore) -> None:
     for number in range(12):
         grow(local_store, f"log{number % 7}", 1 + number % 3, dirty_log=f"dirty/server-{number % 3}")
-    CursorStore(local_store, "log6").init("done", LogPosition(2, 0))
+    CursorStore(local_store, "log6").create("done", LogPosition(2, 0))
     mark(local_store, begun(local_store, "log2", 2), dirty_log="dirty/server-0")
     destroy(local_store, "log3")
     grow(local_store, "log3", 2, dirty_log="dirty/server-0")
     damage(local_store, "log4/manifest/MANIFEST.json", 20)
-    with LogWriter.open_or_initialize(local_store, "dirty/foreign") as writer:
+    with LogWriter.open_or_create(local_store, "dirty/foreign") as writer:
         writer.append(b"no marker")
-    LogWriter.initialize(local_store, "dirty/quiet")
+    LogWriter.create(local_store, "dirty/quiet")
     names = [*dirty_logs(local_store), "dirty/missing"]
 
     planned = plan_rollups(spark, local_store.url, names, OPTIONS)

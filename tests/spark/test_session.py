@@ -28,7 +28,7 @@ def test_plain_session_without_activation_reads_and_compacts_local_and_s3_logs(
 ) -> None:
     for url in (local_url, s3_url):
         fill(open_store(url), "a", fragments=3)
-        with LogWriter.open_or_initialize(open_store(url), "keyed") as writer:
+        with LogWriter.open_or_create(open_store(url), "keyed") as writer:
             writer.append_many([Message(b"%d" % number, b"%d" % (number % 7)) for number in range(20)])
         PolicyStore(open_store(url), "keyed").change(lambda _: Policy(cleanup=Cleanup.COMPACT))
     java = shutil.which("java")

@@ -64,7 +64,7 @@ def test_write_without_rows_begins_its_log_or_says_that_there_is_none(
 def test_write_that_cannot_be_says_why_and_appends_nothing(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
-    LogWriter.initialize(local_store, "a")
+    LogWriter.create(local_store, "a")
     frame = spark.range(3).selectExpr("IF(id < 2, CAST(id AS STRING), NULL) AS body")
 
     for changed, options, mode, complaint in (
@@ -80,7 +80,7 @@ def test_write_that_cannot_be_says_why_and_appends_nothing(
 
 
 def test_retried_task_doubles_nothing(local_url: str, local_store: ObjectStore) -> None:
-    LogWriter.initialize(local_store, "a")
+    LogWriter.create(local_store, "a")
 
     outcome = subprocess.run(
         [sys.executable, str(PROGRAM), local_url], capture_output=True, text=True, timeout=PROGRAM_S, check=True

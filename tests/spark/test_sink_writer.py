@@ -58,7 +58,7 @@ def test_of_two_attempts_of_a_task_one_is_in_the_logs(local_url: str, local_stor
 def test_write_of_a_name_that_is_repeated_completes_what_is_missing(local_url: str, local_store: ObjectStore) -> None:
     named = request(local_url, writer="nightly", write_id="monday")
     for log in ("a", "b"):
-        LogWriter.initialize(local_store, log)
+        LogWriter.create(local_store, log)
     staged = attempt(LogSinkWriter(named), ("a", "1"), ("b", "2"))
     seal(local_store, "b", reason="test")
     with pytest.raises(SealedError) as failure:

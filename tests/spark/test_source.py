@@ -316,7 +316,7 @@ def test_log_without_records_is_an_empty_frame(read: Callable[..., DataFrame], l
 def test_missing_log_fails(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=1)
 
-    with pytest.raises(PySparkException, match="initialize the log first"):
+    with pytest.raises(PySparkException, match="create the log first"):
         read(log="b").count()
     with pytest.raises(PySparkException, match="expected logs at or below 'b', found none"):
         read(prefix="b").count()

@@ -253,7 +253,7 @@ def test_named_log_that_does_not_exist_is_an_error_a_prefix_without_logs_is_not(
 ) -> None:
     fill(local_store, "a", fragments=1)
 
-    with pytest.raises(LogNotFoundError, match="expected a log, found none: initialize the log first"):
+    with pytest.raises(LogNotFoundError, match="expected a log, found none: create the log first"):
         Query(local_url, log="b").next_end()
     query = Query(local_url, prefix="later")
     assert query.batch() == []
@@ -304,7 +304,7 @@ def test_options_of_batches_are_refused() -> None:
 
 
 def test_offsets_pass_through_json_and_others_are_refused(local_store: ObjectStore) -> None:
-    LogWriter.initialize(local_store, "a")
+    LogWriter.create(local_store, "a")
     log_id: LogId = LogReader.open(local_store, "a").manifest().log_id
     places = {"b": Reached(log_id, 1, 5), "a": Reached(log_id, 3, 3, initial=True)}
 

@@ -76,7 +76,7 @@ class World:
     def append(self, log: str) -> None:
         if log in self.sealed:
             return
-        with LogWriter.open_or_initialize(self.store, log, options=WriterOptions(snapshots=TREE)) as writer:
+        with LogWriter.open_or_create(self.store, log, options=WriterOptions(snapshots=TREE)) as writer:
             for _ in range(self.random.randint(1, 3)):
                 first, count = len(self.bodies), self.random.randint(1, 6)
                 self.bodies += [b"%d" % number for number in range(first, first + count)]
@@ -86,7 +86,7 @@ class World:
         self.append(self.random.choice(self.logs))
 
     def append_beside(self) -> None:
-        with LogWriter.open_or_initialize(self.store, self.random.choice(OUT)) as writer:
+        with LogWriter.open_or_create(self.store, self.random.choice(OUT)) as writer:
             writer.append(OTHER)
 
     def begin_log(self) -> None:

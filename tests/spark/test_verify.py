@@ -52,7 +52,7 @@ def test_sound_logs_are_counted_as_scrub_counts_them_in_the_order_given(
     fill(local_store, "deep", fragments=45, snapshots=TREE)
     fill(local_store, "a/flat", fragments=3)
     fill(local_store, "empty", fragments=0)
-    CursorStore(local_store, "deep").init("reader", LogPosition(50, 0))
+    CursorStore(local_store, "deep").create("reader", LogPosition(50, 0))
     assert any(pointer.depth == 2 for pointer in LogReader.open(local_store, "deep").manifest().snapshots)
 
     reports = verify_logs(spark, local_url, ["empty", "deep", "a/flat", "deep"])
@@ -83,7 +83,7 @@ def test_every_bad_object_is_named_and_the_others_are_counted(
     fill(local_store, "top", fragments=3)
     damage(local_store, f"top/{MANIFEST}")
     fill(local_store, "held", fragments=1)
-    CursorStore(local_store, "held").init("reader", LogPosition(5, 0))
+    CursorStore(local_store, "held").create("reader", LogPosition(5, 0))
     damage(life_store(local_store, "held"), "cursor/reader.json", 50)
     logs = ["top", "fragments", "nowhere", "sound", "held"]
 

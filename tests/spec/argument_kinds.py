@@ -75,12 +75,12 @@ def feed_kinds() -> dict[str, Kind]:
 
 def kinds() -> dict[str, Kind]:
     store = MemoryStore(shared_runtime())
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
     pointer = LogReader.open(store, LOG).scan()[0]
-    witness = CursorStore(store, LOG).init("c", LogPosition(1, 0))
+    witness = CursorStore(store, LOG).create("c", LogPosition(1, 0))
     garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
-    DirtyLog.open(store, "s").close()
+    DirtyLog.open_or_create(store, "s").close()
     rolled_up = RollUp(store, "dirty/s").read()
     nothing: tuple[object, ...] = (4711, "text", object())
     found = feed_kinds() | {

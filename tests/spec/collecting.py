@@ -104,7 +104,7 @@ class Later:
 
 def append(store: ObjectStore, count: int, *, log: str = LOG) -> None:
     """Append fragments of one record each; none is rolled into a snapshot."""
-    with LogWriter.open_or_initialize(store, log, options=UNROLLED) as writer:
+    with LogWriter.open_or_create(store, log, options=UNROLLED) as writer:
         for future in [writer.submit(b"%d" % number) for number in range(count)]:
             future.result()
 
@@ -147,7 +147,7 @@ def place(store: ObjectStore, offset: int, name: str = "reader", *, log: str = L
     cursors = CursorStore(store, log, retry=QUICK)
     witness = cursors.load(name)
     if witness is None:
-        cursors.init(name, LogPosition(offset, 0))
+        cursors.create(name, LogPosition(offset, 0))
     else:
         cursors.save(name, LogPosition(offset, 0), witness)
 

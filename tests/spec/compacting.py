@@ -27,7 +27,7 @@ Change = tuple[bytes | None, bytes | None]
 
 def keyed_log(store: ObjectStore, **terms: int) -> None:
     """Begin a log that is compacted."""
-    LogWriter.open_or_initialize(store, LOG, options=TINY).close()
+    LogWriter.open_or_create(store, LOG, options=TINY).close()
     PolicyStore(store, LOG).change(lambda _: Policy(cleanup=Cleanup.COMPACT, **terms))
 
 

@@ -21,14 +21,14 @@ NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
 
 def fill(store: ObjectStore, log: str, count: int) -> None:
     """Append fragments of one record each."""
-    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+    with LogWriter.open_or_create(store, log, options=FEW) as writer:
         for number in range(count):
             writer.append(b"%d" % number, key=b"k%d" % (number % 3))
 
 
 def grow(store: ObjectStore, log: str) -> int:
     """Make a log whose tree has both depths; return its number of records."""
-    LogWriter.initialize(store, log)
+    LogWriter.create(store, log)
     reader = LogReader.open(store, log)
     with LogWriter.open(store, log, options=FEW) as writer:
         for number in range(1, 1000):

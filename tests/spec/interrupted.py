@@ -160,7 +160,7 @@ def survives(kind: str, number: int) -> bool:
     with ThreadRuntime(workers_max=4) as runtime:
         store = HeldStore(runtime)
         options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
-        writer = LogWriter.open_or_initialize(store, "a", runtime=runtime, options=options)
+        writer = LogWriter.open_or_create(store, "a", runtime=runtime, options=options)
         reader = LogReader.open(store, "a", runtime=runtime)
         submitted: list[Future[LogPosition]] = []
         calls: dict[str, Callable[[], object]] = {
@@ -220,7 +220,7 @@ def feed_survives(kind: str, number: int) -> bool:
     """
     with ThreadRuntime(workers_max=4) as runtime:
         store = MemoryStore(runtime)
-        with FeedWriter.open_or_initialize(store, "a", runtime=runtime) as writer:
+        with FeedWriter.open_or_create(store, "a", runtime=runtime) as writer:
             for message in range(3):
                 writer.publish("t", message).result(ANSWER_S_MAX)
         options = SubscriptionOptions(ack_wait_s=0.02, prefetch_max=2)
@@ -288,7 +288,7 @@ def keyed_survives(kind: str, number: int) -> bool:
     """Interrupt a conditional append at its n-th place; False when there is no such place."""
     with ThreadRuntime(workers_max=4) as runtime:
         store = MemoryStore(runtime)
-        log = KeyedLog.open_or_initialize(store, "a", runtime=runtime)
+        log = KeyedLog.open_or_create(store, "a", runtime=runtime)
         interrupted = Interrupter(number).interrupts(lambda: log.append(b"k", b"interrupted", expect_tail=0))
         closed: list[object] = []
         answered(lambda: log.append(b"l", b"other", expect_tail=0))
@@ -305,7 +305,7 @@ def goes_on(handled: str, number: int) -> bool:
     with ThreadRuntime(workers_max=4) as runtime:
         store = HeldStore(runtime)
         options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
-        writer = LogWriter.open_or_initialize(store, "a", runtime=runtime, options=options)
+        writer = LogWriter.open_or_create(store, "a", runtime=runtime, options=options)
         calls: dict[str, Callable[[], object]] = {
             "stats": writer.stats,
             "submit": lambda: writer.submit(b"handler"),

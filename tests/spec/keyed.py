@@ -21,7 +21,7 @@ def clean_up(store: ObjectStore, cleanup: Cleanup, log: str = "a") -> Policy:
 
 def keyed_log(store: ObjectStore, log: str = "a") -> None:
     """Make a log that is compacted."""
-    LogWriter.initialize(store, log)
+    LogWriter.create(store, log)
     clean_up(store, Cleanup.COMPACT, log)
 
 

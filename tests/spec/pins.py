@@ -35,14 +35,14 @@ QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 
 def fill(store: ObjectStore, log: str, count: int) -> None:
     """Append fragments of one record each."""
-    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+    with LogWriter.open_or_create(store, log, options=FEW) as writer:
         for number in range(count):
             writer.append(b"%d" % number)
 
 
 def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool]) -> int:
     """Append fragments of one record each until the manifest satisfies a condition; return their number."""
-    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+    with LogWriter.open_or_create(store, log, options=FEW) as writer:
         for number in range(1, 1000):
             writer.append(b"%d" % number)
             if done(manifest_of(store, log)):

@@ -23,7 +23,7 @@ AT_ONCE = RollUpOptions(retry=QUICK, undecided_s=0)
 
 def grow(store: ObjectStore, log: str, count: int = 1, *, dirty_log: str | None = DIRTY) -> Marker:
     """Append records to a log as one fragment, and mark them; return the marker."""
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         start = writer.append_many([b"x" * 50] * count)
     marker = Marker.of_fragment(log, manifest_of(store, log).log_id, start, count)
     if dirty_log is not None:
@@ -41,7 +41,7 @@ def begun(store: ObjectStore, log: str, count: int = 1) -> Marker:
 
 def mark(store: ObjectStore, *markers: Marker, dirty_log: str = DIRTY) -> None:
     """Append markers to a dirty log, as a server does."""
-    with LogWriter.open_or_initialize(store, dirty_log) as writer:
+    with LogWriter.open_or_create(store, dirty_log) as writer:
         writer.append_many([marker.to_message() for marker in markers])
 
 

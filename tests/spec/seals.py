@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         for body in bodies:
             writer.append(body)
 

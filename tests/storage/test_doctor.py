@@ -307,7 +307,7 @@ def test_proxy_that_changes_what_is_read_is_the_only_finding() -> None:
 
 def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
     below = f"{s3_url}/teams"
-    with LogWriter.open_or_initialize(open_store(below), "orders") as writer:
+    with LogWriter.open_or_create(open_store(below), "orders") as writer:
         writer.append(b"x")
     store_identity(open_store(below), create=True)
 
@@ -317,7 +317,7 @@ def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
 def test_log_whose_pointers_are_not_rolled_is_named() -> None:
     store = FaultyStore(MemoryStore(shared_runtime()))
     store.fail("create", "/snapshot/", "denied", times=10**6)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(120):
             writer.append(b"%d" % number)
 

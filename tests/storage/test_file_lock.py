@@ -46,7 +46,7 @@ def hold_all(connection: Connection, folder: str) -> None:
 @pytest.mark.slow
 def test_append_beside_a_stopped_process_fails_as_not_durable_and_names_the_process(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=0.2")
-    with LogWriter.open_or_initialize(store, "a", options=QUICK) as writer:
+    with LogWriter.open_or_create(store, "a", options=QUICK) as writer:
         writer.append(b"1")
         with child(hold_all, str(tmp_path / ".wal3" / "locks")) as (process, connection):
             await_word(connection, "held")
@@ -156,7 +156,7 @@ def test_nothing_is_synced_while_a_lock_is_held(local_url: str, held: list[str])
     store.replace("one/two/object", b"2", made.etag)
     store.replace("one/two/object", b"refused", made.etag)
     store.delete("one/two/object")
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append(b"x")
 
     assert held == []

@@ -50,11 +50,11 @@ def test_empty_object_is_listed_and_the_marker_of_a_folder_is_not(
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_marker_of_a_folder_is_no_object_of_a_log(s3_url: str, aws_session: boto3.session.Session, folder: str) -> None:
     store = open_store(s3_url, session=aws_session)
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
     manifest = LogReader.open(store, LOG).manifest()
     cursors = CursorStore(store, LOG)
-    cursors.init("c", manifest.next.position)
+    cursors.create("c", manifest.next.position)
     expected = paths(store)
     mark(aws_session, s3_url, folder.replace("LIFE", f"{LOG}/Life={manifest.log_id}"))
 
@@ -67,4 +67,4 @@ def test_marker_of_a_folder_is_no_object_of_a_log(s3_url: str, aws_session: boto
     assert scrub(store, LOG).sound
     assert copy(LogAt(store, LOG), LogAt(store, "copy"), with_cursors=True).num_cursors == 1
     destroy(store, LOG)
-    LogWriter.initialize(store, LOG)
+    LogWriter.create(store, LOG)

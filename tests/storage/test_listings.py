@@ -137,13 +137,13 @@ def test_listing_that_does_not_exclude_replaces_is_found(tmp_path: Path, defect:
 
 def test_collection_keeps_what_a_cursor_that_is_saved_meanwhile_keeps(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(10):
             writer.append(b"%d" % number)
         life = f"a/Life={writer.log_id}/"
     cursors = CursorStore(store, "a")
-    cursors.init("slow", LogPosition(2, 0))
-    cursors.init("fast", LogPosition(10, 0))
+    cursors.create("slow", LogPosition(2, 0))
+    cursors.create("fast", LogPosition(10, 0))
 
     with replaced_while_listed(tmp_path / "store", f"{life}cursor/slow.json"):
         collect(store, "a", options=CollectorOptions(interval_s=0, fraction_max=1))

@@ -70,7 +70,7 @@ def test_entry_that_could_not_be_synced_is_not_taken_for_durable(
     local_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a", options=QUICK) as writer:
+    with LogWriter.open_or_create(store, "a", options=QUICK) as writer:
         writer.append(b"1")
         fsync, broken = os.fsync, [True]
 

@@ -32,7 +32,7 @@ def append_through(connection: Connection, url: str, log: str, tag: str) -> None
     connection.send(("up", None))
     while connection.recv():
         try:
-            with LogWriter.open_or_initialize(store, log) as writer:
+            with LogWriter.open_or_create(store, log) as writer:
                 done = [(writer.append(f"{tag}{index}".encode()).offset, f"{tag}{index}") for index in range(APPENDS)]
             connection.send(("acked", done))
         except StoreDeniedError as error:
@@ -197,7 +197,7 @@ def test_store_is_not_begun_in_a_folder_that_holds_others_and_these_stay_as_they
     before = sorted(tmp_path.rglob("*"))
     outer = open_store(tmp_path.as_uri())
 
-    for write in (lambda: outer.create("metrics/object", b"x"), lambda: LogWriter.initialize(outer, "metrics")):
+    for write in (lambda: outer.create("metrics/object", b"x"), lambda: LogWriter.create(outer, "metrics")):
         with pytest.raises(StoreDeniedError, match=f"no other store inside, found {below}: open {below.as_uri()} "):
             write()
 

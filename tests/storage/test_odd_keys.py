@@ -62,9 +62,9 @@ def logs(s3_url: str, aws_session: boto3.session.Session) -> ObjectStore:
     """A store with two logs of one record, one of which has a cursor."""
     store = open_store(s3_url, session=aws_session)
     for name in (LOG, OTHER):
-        with LogWriter.open_or_initialize(store, name) as writer:
+        with LogWriter.open_or_create(store, name) as writer:
             writer.append(b"x")
-        CursorStore(store, name).init("c", LogPosition(2, 0))
+        CursorStore(store, name).create("c", LogPosition(2, 0))
     return store
 
 

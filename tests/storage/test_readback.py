@@ -32,7 +32,7 @@ POSITION = LogPosition(1, 0)
 
 @pytest.fixture
 def filled(store: ObjectStore) -> ObjectStore:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
     return store
 
@@ -132,11 +132,11 @@ def test_document_that_could_not_be_read_back_is_never_written(
 
 
 def test_cursor_at_a_time_that_is_no_integer_is_refused_and_the_log_can_be_collected(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
     cursors = CursorStore(store, LOG)
 
     with pytest.raises(InvalidRequestError, match="timestamp_us: expected an integer, found float"):
-        cursors.init("c", LogPosition(1, 1.7e15))
+        cursors.create("c", LogPosition(1, 1.7e15))
 
     assert cursors.list() == {}

@@ -77,7 +77,7 @@ def test_identity_that_cannot_be_written_is_an_error(
 def test_identity_is_no_log_s_object(store: ObjectStore) -> None:
     """Also where a store was opened below a log, or in a folder between two."""
     for log in ("teams", "teams/x"):
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
     for place in (store, log_store(store, "teams"), log_store(store, "teams/empty")):
         assert store_identity(place, create=True) is not None
     assert isinstance(store.create(f"plain/{STORE_IDENTITY}", b""), Done)

@@ -142,7 +142,7 @@ def test_directory_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x?y=1", "x?timeout_s=3", "x?timeout_s=", "a#b", "a\nb"])
 def test_store_not_opened_by_url_can_have_any_name(name: str) -> None:
     store = MemoryStore(shared_runtime(), name=name)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         assert writer.append(b"x").offset == 1
 
 
@@ -178,11 +178,11 @@ def test_command_refuses_a_malformed_url_in_one_line() -> None:
 
 def test_messages_name_a_damaged_object_by_its_url_without_the_options_of_its_store(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=5")
-    with LogWriter.open_or_initialize(store, "orders") as writer:
+    with LogWriter.open_or_create(store, "orders") as writer:
         writer.append(b"a record")
     (fragment,) = tmp_path.rglob("*.parquet")
     cursors = CursorStore(store, "orders")
-    cursors.init("reader", LogPosition(1, 0))
+    cursors.create("reader", LogPosition(1, 0))
     (cursor,) = tmp_path.rglob("reader.json*")
     for file in (fragment, cursor):
         file.chmod(0o644)

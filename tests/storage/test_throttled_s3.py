@@ -139,7 +139,7 @@ def test_appends_through_bursts_of_slow_down_are_there_once_and_no_put_is_repeat
 ) -> None:
     store = open_store(f"{url}&writes_per_s=200&reads_per_s=200", runtime=runtime)
     options = WriterOptions(retry=RetryOptions(pause_s_min=0.001, pause_s_max=0.01))
-    with LogWriter.open_or_initialize(store, "a", options=options, runtime=runtime) as writer:
+    with LogWriter.open_or_create(store, "a", options=options, runtime=runtime) as writer:
         for burst in range(4):
             proxy.fail(Fault.SLOW_DOWN, "PUT", times=3)
             proxy.fail(Fault.SLOW_DOWN, "GET", times=2)
@@ -178,7 +178,7 @@ def test_put_whose_turn_does_not_come_is_certainly_not_applied(url: str, proxy: 
 
 @pytest.mark.slow
 def test_append_that_is_throttled_to_its_end_is_not_durable(url: str) -> None:
-    LogWriter.initialize(open_store(url), "a")
+    LogWriter.create(open_store(url), "a")
     runtime = shared_runtime()
     slow = Throttle("s3://b", "writes", 0.001, runtime)
     slow.enter(0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def produce(store: ObjectStore, bodies: list[bytes]) -> list[LogPosition]:
     futures: list[Future[LogPosition]] = []
-    with LogWriter.open_or_initialize(store, "orders", options=WriterOptions(uploads_max=2)) as writer:
+    with LogWriter.open_or_create(store, "orders", options=WriterOptions(uploads_max=2)) as writer:
         for body in bodies:
             futures.append(writer.submit(body, key=b"key", timeout_s=5))
         try:

@@ -4,7 +4,7 @@ import wal3_core
 from wal3_core import LogReader, LogWriter, open_store
 
 store = open_store(b"memory:typed")  # wrong
-with LogWriter.open_or_initialize(store, "orders") as writer:
+with LogWriter.open_or_create(store, "orders") as writer:
     writer.append("text")  # wrong
     writer.submit(b"body", timeout="5")  # wrong
     print(writer.submit(b"body").result().no_such_field)  # wrong

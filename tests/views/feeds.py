@@ -35,7 +35,7 @@ class ClockRuntime(ThreadRuntime):
 
 def published(store: ObjectStore, messages: Iterable[object], topic: str = "t", log: str = "f") -> list[int]:
     """Publish each message as a fragment of its own; return their offsets."""
-    with FeedWriter.open_or_initialize(store, log, options=SINGLE) as writer:
+    with FeedWriter.open_or_create(store, log, options=SINGLE) as writer:
         return [writer.publish(topic, message).result(DEADLINE_S).offset for message in messages]
 
 
@@ -52,7 +52,7 @@ def published_at(messages: Iterable[tuple[int, object]]) -> tuple[MemoryStore, C
     """Publish messages at seconds after noon, each as a fragment of its own, into a new log ``f``."""
     clock = ClockRuntime()
     store = MemoryStore(clock, name="clocked")
-    with FeedWriter.open_or_initialize(store, "f", options=SINGLE, runtime=clock) as writer:
+    with FeedWriter.open_or_create(store, "f", options=SINGLE, runtime=clock) as writer:
         for seconds, message in messages:
             clock.us = NOON_US + seconds * 1_000_000
             writer.publish("t", message).result(DEADLINE_S)

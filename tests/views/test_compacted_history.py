@@ -45,7 +45,7 @@ def read_tree() -> dict[bytes, bytes]:
 
 
 def begin(store: ObjectStore) -> None:
-    LogWriter.open_or_initialize(store, LOG).close()
+    LogWriter.open_or_create(store, LOG).close()
     PolicyStore(store, LOG).change(lambda _: Policy(cleanup=Cleanup.COMPACT, delete_retention_s=DAY_S))
 
 

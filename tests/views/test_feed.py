@@ -30,8 +30,8 @@ from wal3_core import (
     Stray,
     SubscriptionOptions,
     WriterOptions,
+    create_successor,
     destroy,
-    initialize_successor,
     seal,
 )
 from wal3_core.runtime import ThreadRuntime
@@ -52,7 +52,7 @@ VALUES = [None, True, -1, 2**64 - 1, 1.5, "é", b"\xff\x00", b"", [1, [b"x"]], {
 
 @pytest.mark.parametrize("store", ["memory", "local"], indirect=True)
 def test_message_is_received_as_it_was_published(store: ObjectStore) -> None:
-    with FeedWriter.open_or_initialize(store, "f") as writer:
+    with FeedWriter.open_or_create(store, "f") as writer:
         places = [writer.publish("a/é", value) for value in VALUES]
 
     reader = FeedReader.open(store, "f", options=READER)
@@ -68,7 +68,7 @@ def test_message_is_received_as_it_was_published(store: ObjectStore) -> None:
 def test_message_that_could_not_be_read_back_is_refused_and_nothing_is_published(
     memory_store: MemoryStore, message: object
 ) -> None:
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer, pytest.raises(InvalidRequestError, match="messag"):
+    with FeedWriter.open_or_create(memory_store, "f") as writer, pytest.raises(InvalidRequestError, match="messag"):
         writer.publish("t", message)
 
     assert FeedReader.open(memory_store, "f").recv(0) is None
@@ -76,7 +76,7 @@ def test_message_that_could_not_be_read_back_is_refused_and_nothing_is_published
 
 @pytest.mark.parametrize("topic", ["", "x" * 1025, "é" * 513, "\ud800", 7, b"t"])
 def test_topic_is_text_of_a_bounded_size(memory_store: MemoryStore, topic: str) -> None:
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer, pytest.raises(InvalidRequestError, match="topic"):
+    with FeedWriter.open_or_create(memory_store, "f") as writer, pytest.raises(InvalidRequestError, match="topic"):
         writer.publish(topic, 1)
 
 
@@ -84,7 +84,7 @@ def test_publisher_that_is_too_fast_learns_it_or_waits_and_no_log_has_the_messag
     memory_store: MemoryStore,
 ) -> None:
     store, answers = FaultyStore(memory_store), threading.Event()
-    with FeedWriter.open_or_initialize(store, "f", options=WriterOptions(bytes_held_max=100)) as writer:
+    with FeedWriter.open_or_create(store, "f", options=WriterOptions(bytes_held_max=100)) as writer:
         store.before = lambda _kind, _path: answers.wait(DEADLINE_S)
         first = writer.publish("t", b"x" * 90)
         with pytest.raises(OverloadedError):
@@ -159,7 +159,7 @@ def test_reader_that_waits_for_a_time_waits_for_it_in_the_successor() -> None:
     store, clock = published_at([(10, "a")])
     reader = FeedReader.open(store, "f", start=AtTime(NOON_US + 30_000_000), runtime=clock)
     seal(store, "f", reason="full", successor="g", runtime=clock)
-    initialize_successor(store, "f", runtime=clock)
+    create_successor(store, "f", runtime=clock)
 
     with pytest.raises(FeedMovedError) as moved:
         reader.recv(0)
@@ -283,7 +283,7 @@ def test_patterns_are_checked(memory_store: MemoryStore, patterns: list[str]) ->
 
 def test_commit_of_the_same_process_wakes_a_reader_at_once() -> None:
     def work(store: MemoryStore, process: SimProcess) -> float:
-        with FeedWriter.open_or_initialize(store, "f", runtime=process) as writer:
+        with FeedWriter.open_or_create(store, "f", runtime=process) as writer:
             reader = FeedReader.open(store, "f", runtime=process)
             assert reader.recv(100.0) is None, "the pauses have grown"
             process.call_later(5.0, lambda: writer.publish("t", 1) and None)
@@ -349,7 +349,7 @@ def test_time_to_wait_is_kept_while_messages_of_other_topics_are_passed(
     memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
 ) -> None:
     for topic in ("other", "mine"):
-        with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+        with FeedWriter.open_or_create(memory_store, "f") as writer:
             for number in range(20_000 if topic == "other" else 1):
                 writer.publish(topic, number)
     follower = follow(memory_store, "f", topics="mine")

@@ -190,7 +190,7 @@ def test_every_call_of_a_subscription_can_be_awaited(memory_store: MemoryStore) 
 
 def test_messages_are_published_in_order_and_awaited_until_they_are_durable(memory_store: MemoryStore) -> None:
     async def work() -> list[LogPosition]:
-        with FeedWriter.open_or_initialize(memory_store, "f", options=WriterOptions(bytes_held_max=100)) as writer:
+        with FeedWriter.open_or_create(memory_store, "f", options=WriterOptions(bytes_held_max=100)) as writer:
             with pytest.raises(InvalidRequestError, match="message"):
                 await writer.publish_async("t", object())
             return await asyncio.gather(*(writer.publish_async("t", bytes([n]) * 60) for n in range(20)))

@@ -62,7 +62,7 @@ def test_updated_copy_has_the_plain_cursor_that_took_a_subscription_s_name(memor
     opened(memory_store, UNPINNED)
     copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)
     FeedSubscription.remove(memory_store, "f", "s")
-    CursorStore(memory_store, "f").init("s", LogPosition(3, 0))
+    CursorStore(memory_store, "f").create("s", LogPosition(3, 0))
 
     update_copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)
 

@@ -26,8 +26,8 @@ from wal3_core import (
     LogReplacedError,
     SubscriptionOptions,
     WriterOptions,
+    create_successor,
     destroy,
-    initialize_successor,
     seal,
 )
 from wal3_core.views.feed import tail
@@ -168,7 +168,7 @@ def test_end_of_a_sealed_log_names_the_successor_and_where_the_feed_goes_on(
     reader = FeedReader.open(memory_store, "f")
     subscription = FeedSubscription.open(memory_store, "f", "s", options=AT_ONCE)
     seal(memory_store, "f", reason="full", successor="g")
-    initialize_successor(memory_store, "f")
+    create_successor(memory_store, "f")
     published(memory_store, [3], log="g")
 
     found = [reader.recv(0), reader.recv(0)]
@@ -197,7 +197,7 @@ def test_messages_of_a_successor_collected_before_the_feed_came_are_not_skipped(
     published(memory_store, [1])
     reader = FeedReader.open(memory_store, "f")
     seal(memory_store, "f", reason="full", successor="g")
-    initialize_successor(memory_store, "f")
+    create_successor(memory_store, "f")
     published(memory_store, [2, 3], log="g")
     collected_to(memory_store, "g", 3)
     assert reader.recv(0) is not None
@@ -213,7 +213,7 @@ def test_place_in_a_log_before_the_one_that_was_sealed_is_refused(memory_store: 
     old = FeedReader.open(memory_store, "f").position
     for log, successor in (("f", "g"), ("g", "h")):
         seal(memory_store, log, reason="full", successor=successor)
-        initialize_successor(memory_store, log)
+        create_successor(memory_store, log)
     published(memory_store, [2], log="h")
 
     with pytest.raises(LogReplacedError):
@@ -319,7 +319,7 @@ def test_full_subscription_is_woken_when_it_is_closed(memory_store: MemoryStore)
 
 
 def test_place_that_publish_gives_becomes_a_position_right_after_its_message(memory_store: MemoryStore) -> None:
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+    with FeedWriter.open_or_create(memory_store, "f") as writer:
         places = [writer.publish("t", number) for number in range(4)]
         positions = [writer.position_after(place.result(DEADLINE_S)) for place in places]
     reader = FeedReader.open(memory_store, "f")

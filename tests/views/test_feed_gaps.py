@@ -173,7 +173,7 @@ def test_cursor_that_begins_to_pin_where_the_log_was_collected_is_refused(
 ) -> None:
     published(memory_store, range(1, 30))
     cursors = CursorStore(memory_store, "f")
-    witness = cursors.init("s", LogPosition(1, 0), owner=Owner.SUBSCRIPTION, pins=False)
+    witness = cursors.create("s", LogPosition(1, 0), owner=Owner.SUBSCRIPTION, pins=False)
     if moved:
         witness = cursors.save("s", LogPosition(2, 0), witness)
     collected_to(memory_store, "f", 20)
@@ -193,7 +193,7 @@ def test_copy_has_the_subscription_that_does_not_pin_and_its_gap(memory_store: M
     copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)
     if updated:
         extension = Subscribed(token="0" * 16, topics=("*",)).extension(1)
-        CursorStore(memory_store, "f").init(
+        CursorStore(memory_store, "f").create(
             "s", LogPosition(1, 0), owner=Owner.SUBSCRIPTION, pins=False, extension=extension
         )
         update_copy(LogAt(memory_store, "f"), LogAt(memory_store, "g"), with_cursors=True)

@@ -123,7 +123,7 @@ def test_what_was_redelivered_or_is_done_is_not_put_off_by_those_who_had_it(
 
 def test_messages_put_off_come_in_the_order_of_their_delays_and_take_no_memory() -> None:
     def work(store: MemoryStore, process: SimProcess) -> tuple[list[object], int]:
-        with FeedWriter.open_or_initialize(store, "f", runtime=process) as writer:
+        with FeedWriter.open_or_create(store, "f", runtime=process) as writer:
             for number in range(20):
                 writer.publish("t", number)
         options = SubscriptionOptions(ack_wait_s=1000.0)

@@ -49,7 +49,7 @@ def test_fragment_has_the_time_of_its_messages_and_not_that_of_the_rotation_befo
 
 def test_reader_at_the_end_waits_without_spinning() -> None:
     def work(store: MemoryStore, process: SimProcess) -> tuple[int, float]:
-        FeedWriter.open_or_initialize(store, "f", runtime=process).close()
+        FeedWriter.open_or_create(store, "f", runtime=process).close()
         counting = CountingStore(store)
         reader = FeedReader.open(counting, "f", runtime=process)
         counting.requests.clear()
@@ -67,7 +67,7 @@ def test_reader_that_goes_on_to_new_fragments_while_it_waits_passes_none_of_them
     """At a file's end the path was advanced twice, and the file between was never read."""
 
     def work(store: MemoryStore, process: SimProcess) -> list[object]:
-        with FeedWriter.open_or_initialize(store, "f", runtime=process) as writer:
+        with FeedWriter.open_or_create(store, "f", runtime=process) as writer:
             reader = FeedReader.open(store, "f", runtime=process)
             found = []
             for number in range(8):
@@ -84,7 +84,7 @@ def test_reader_that_goes_on_to_new_fragments_while_it_waits_passes_none_of_them
 def test_single_message_is_durable_after_the_batch_s_age_and_needs_no_second_one() -> None:
     def work(store: MemoryStore, process: SimProcess) -> float:
         options = WriterOptions(batch_age_s_max=3.0)
-        with FeedWriter.open_or_initialize(store, "f", options=options, runtime=process) as writer:
+        with FeedWriter.open_or_create(store, "f", options=options, runtime=process) as writer:
             writer.publish("t", "wakes the log")
             began_s = process.monotonic_s()
             process.wait(writer.publish("t", "alone"), DEADLINE_S)

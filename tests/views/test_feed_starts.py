@@ -47,7 +47,7 @@ TOPICS = ("a", "b", "a", "c/x", "b", "a", "c/y", "c/x")
 @pytest.fixture
 def topical(memory_store: MemoryStore) -> MemoryStore:
     """A log whose message at each offset is that offset, under one of some topics; two in each fragment."""
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+    with FeedWriter.open_or_create(memory_store, "f") as writer:
         for number, topic in enumerate(TOPICS, start=1):
             writer.publish(topic, number)
             if number % 2 == 0:
@@ -247,7 +247,7 @@ def timed() -> tuple[MemoryStore, ClockRuntime]:
     """Two fragments, committed 20 and 40 s after noon, of messages with times of their own, and without."""
     clock = ClockRuntime()
     store = MemoryStore(clock, name="timed")
-    with FeedWriter.open_or_initialize(store, "f", runtime=clock) as writer:
+    with FeedWriter.open_or_create(store, "f", runtime=clock) as writer:
         for committed_s, seconds in ((20, (10, 12, None, 15)), (40, (18, 35, 30, 90))):
             clock.us = NOON_US + committed_s * 1_000_000
             for each in seconds:
@@ -335,7 +335,7 @@ def test_message_with_a_time_is_one_for_programs_that_decode_bodies_themselves()
 @pytest.mark.parametrize("timestamp", ["1", 1.5, -1, True, datetime(2020, 1, 1)])  # noqa: DTZ001 - that is what is wrong
 def test_own_time_is_checked(memory_store: MemoryStore, timestamp: int) -> None:
     with (
-        FeedWriter.open_or_initialize(memory_store, "f") as writer,
+        FeedWriter.open_or_create(memory_store, "f") as writer,
         pytest.raises(InvalidRequestError, match="timestamp"),
     ):
         writer.publish("t", 1, timestamp=timestamp)

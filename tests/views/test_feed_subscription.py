@@ -136,7 +136,7 @@ def held_bytes() -> int:
 def test_memory_does_not_grow_in_a_long_wait_while_one_is_not_acknowledged(
     memory_store: MemoryStore,
 ) -> None:
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+    with FeedWriter.open_or_create(memory_store, "f") as writer:
         for number in range(2000):
             writer.publish("t", number)
     subscription = opened(memory_store, replace(BY_HAND, ack_wait_s=86400, prefetch_max=2))
@@ -373,7 +373,7 @@ def test_patterns_that_would_leave_no_room_for_acknowledgements_are_refused(memo
 
 def test_cursor_of_something_else_is_not_taken_over(memory_store: MemoryStore) -> None:
     published(memory_store, [1])
-    CursorStore(memory_store, "f").init("s", LogPosition(1, 0))
+    CursorStore(memory_store, "f").create("s", LogPosition(1, 0))
 
     with pytest.raises(InvalidRequestError, match="found that of a consumer"):
         opened(memory_store)

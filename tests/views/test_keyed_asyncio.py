@@ -49,7 +49,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_keyed_log_is_appended_to_read_and_counted_from_asyncio(memory_store: MemoryStore) -> None:
     async def work() -> None:
-        async with await asyncio.to_thread(KeyedLog.open_or_initialize, memory_store, LOG, options=OPTIONS) as log:
+        async with await asyncio.to_thread(KeyedLog.open_or_create, memory_store, LOG, options=OPTIONS) as log:
             appends = [log.append_async(b"k%d" % (number % 3), b"%d" % number) for number in range(300)]
             positions = await asyncio.gather(*appends)
             assert sorted(each.offset for each in positions) == list(range(1, 301))
@@ -78,7 +78,7 @@ def test_keyed_log_is_appended_to_read_and_counted_from_asyncio(memory_store: Me
 
 def test_scan_that_is_left_in_asyncio_continues_where_it_was_left(memory_store: MemoryStore) -> None:
     async def work() -> None:
-        async with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+        async with KeyedLog.open_or_create(memory_store, LOG) as log:
             await log.append_batch_async([(b"k", b"%d" % number) for number in range(1000)])
             scan = await log.scan_async(b"k", records_max=700)
             seen = []
@@ -99,7 +99,7 @@ def test_scan_that_is_left_in_asyncio_continues_where_it_was_left(memory_store: 
 def test_appends_of_one_task_are_in_order_though_the_store_is_slow_at_first(
     memory_store: MemoryStore,
 ) -> None:
-    KeyedLog.open_or_initialize(memory_store, LOG).close()
+    KeyedLog.open_or_create(memory_store, LOG).close()
     store = FaultyStore(memory_store)
 
     async def work() -> None:
@@ -114,7 +114,7 @@ def test_appends_of_one_task_are_in_order_though_the_store_is_slow_at_first(
 
 def test_consumer_by_key_follows_and_saves_from_asyncio(memory_store: MemoryStore) -> None:
     async def work() -> None:
-        async with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+        async with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
             consumer = await log.consumer_async("c", prefix=b"a")
             seen = asyncio.Queue[int]()
 

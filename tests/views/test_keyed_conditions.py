@@ -44,7 +44,7 @@ LARGE = random.Random(7).randbytes(70_000)
 
 
 def test_conditional_append_lands_only_behind_the_expected_record(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         log.append(b"other", b"x")
         first = log.append(b"k", b"1", expect_tail=0)
         log.append(b"other", b"y")
@@ -62,7 +62,7 @@ def test_conditional_append_lands_only_behind_the_expected_record(memory_store: 
 
 
 def test_batch_is_appended_only_if_every_expected_tail_holds(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         log.append_batch([(b"a", b"1"), (b"b", b"1")])
 
         with pytest.raises(TailMismatchError):
@@ -74,7 +74,7 @@ def test_batch_is_appended_only_if_every_expected_tail_holds(memory_store: Memor
 def test_conditional_append_is_repeated_while_only_other_keys_got_records(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
     with (
-        KeyedLog.open_or_initialize(store, LOG) as log,
+        KeyedLog.open_or_create(store, LOG) as log,
         LogWriter.open(memory_store, LOG) as other,
     ):
         log.append(b"k", b"1")
@@ -91,7 +91,7 @@ def test_record_of_the_key_that_comes_between_refuses_the_append(
 ) -> None:
     """Whichever request the other writer is faster than."""
     store = FaultyStore(memory_store)
-    with KeyedLog.open_or_initialize(store, LOG) as log, LogWriter.open(memory_store, LOG) as other:
+    with KeyedLog.open_or_create(store, LOG) as log, LogWriter.open(memory_store, LOG) as other:
         log.append(b"k", b"1")
         Later(store, request_number, lambda: other.append(b"theirs", key=b"k"))
 
@@ -122,7 +122,7 @@ def hanging(store: MemoryStore, *, at: Callable[[str, str], bool]) -> tuple[Faul
 def test_append_not_awaited_ends_when_the_store_is_silent_at_its_first_request(
     memory_store: MemoryStore, expect_tail: int | None
 ) -> None:
-    KeyedLog.open_or_initialize(memory_store, LOG).close()
+    KeyedLog.open_or_create(memory_store, LOG).close()
     is_silent, asked = threading.Event(), []
 
     def asks(_kind: str, path: str) -> bool:
@@ -148,7 +148,7 @@ def test_append_not_awaited_ends_when_the_store_is_silent_at_its_first_request(
 def test_conditional_append_whose_caller_waits_no_longer_is_not_appended_later(memory_store: MemoryStore) -> None:
     is_silent = threading.Event()
     store, go_on = hanging(memory_store, at=lambda _kind, _path: is_silent.is_set())
-    with KeyedLog.open_or_initialize(store, LOG) as log:
+    with KeyedLog.open_or_create(store, LOG) as log:
         log.append(b"k", b"1")
         is_silent.set()
         with pytest.raises(UnavailableError, match="nothing was appended"):
@@ -162,7 +162,7 @@ def test_conditional_append_whose_caller_waits_no_longer_is_not_appended_later(m
 def test_append_that_is_not_awaited_ends_when_there_is_no_room(memory_store: MemoryStore) -> None:
     store, go_on = hanging(memory_store, at=lambda kind, path: kind == "create" and "FragmentSeqNo" in path)
     options = KeyedOptions(writer=WriterOptions(bytes_held_max=1000), append_timeout_s=0.05)
-    with KeyedLog.open_or_initialize(store, LOG, options=options) as log:
+    with KeyedLog.open_or_create(store, LOG, options=options) as log:
         first = log.append(b"k", bytes(900), await_durable=False, timeout_s=WAIT_S)
         for more in ({}, {b"other": 0}):
             with pytest.raises(OverloadedError):
@@ -179,7 +179,7 @@ def test_append_that_is_not_awaited_ends_when_there_is_no_room(memory_store: Mem
 def test_conditional_append_gives_up_after_its_tries(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
     with (
-        KeyedLog.open_or_initialize(store, LOG, options=KeyedOptions(tries_max=3)) as log,
+        KeyedLog.open_or_create(store, LOG, options=KeyedOptions(tries_max=3)) as log,
         LogWriter.open(memory_store, LOG) as other,
     ):
         log.append(b"k", b"1")
@@ -202,7 +202,7 @@ def test_unanswered_conditional_append_says_so_and_is_not_repeated(
 ) -> None:
     store = FaultyStore(memory_store)
     brief = KeyedOptions(writer=WriterOptions(delivery_timeout_s=0.05, retry=QUICK))
-    with KeyedLog.open_or_initialize(store, LOG, options=brief) as log:
+    with KeyedLog.open_or_create(store, LOG, options=brief) as log:
         log.append(b"k", b"1")
         store.fail("replace", "MANIFEST", "unknown", times=10**6)
 
@@ -219,7 +219,7 @@ def begun_together(log: KeyedLog) -> list[Future[LogPosition]]:
 
 
 def test_closing_waits_for_conditional_appends_that_need_another_try(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         log.append(b"k", b"1")
         begun = begun_together(log)
 
@@ -230,7 +230,7 @@ def test_closing_waits_for_conditional_appends_that_need_another_try(memory_stor
 def test_closing_does_not_wait_for_a_conditional_append_that_was_not_begun(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
     brief = KeyedOptions(reader=ReaderOptions(retry=QUICK))
-    log = KeyedLog.open_or_initialize(store, LOG, options=brief)
+    log = KeyedLog.open_or_create(store, LOG, options=brief)
     log.append(b"k", b"1")
     store.fail("get", "MANIFEST", "unavailable", times=10**6)
     with pytest.raises(UnavailableError) as caught:
@@ -248,7 +248,7 @@ def test_closing_does_not_wait_for_a_conditional_append_that_was_not_begun(memor
 def test_forked_process_closes_nothing_and_does_not_wait_for_the_parent_s_appends(memory_store: MemoryStore) -> None:
     """Regression: a child that left the log's block waited for ever, as none of the parent's threads is there."""
     store, forked = FaultyStore(memory_store), threading.Event()
-    log = KeyedLog.open_or_initialize(store, LOG)
+    log = KeyedLog.open_or_create(store, LOG)
     log.append(b"k", b"1")
 
     def until_forked(kind: str, path: str) -> None:
@@ -275,7 +275,7 @@ def test_forked_process_closes_nothing_and_does_not_wait_for_the_parent_s_append
 
 
 def test_callback_of_a_conditional_append_may_wait_for_other_conditional_appends(memory_store: MemoryStore) -> None:
-    log = KeyedLog.open_or_initialize(memory_store, LOG)
+    log = KeyedLog.open_or_create(memory_store, LOG)
     log.append(b"k", b"1")
     begun = begun_together(log)
     offsets: list[list[int]] = []
@@ -295,7 +295,7 @@ def test_callback_of_a_conditional_append_may_wait_for_other_conditional_appends
 def test_callbacks_of_plain_appends_may_all_wait_for_conditional_ones() -> None:
     """Regression: with every worker of the log's callbacks busy with them, none was left to pass an outcome on."""
     runtime = ThreadRuntime(workers_max=4)
-    log = KeyedLog.open_or_initialize(MemoryStore(runtime), LOG, runtime=runtime)
+    log = KeyedLog.open_or_create(MemoryStore(runtime), LOG, runtime=runtime)
     offsets: SimpleQueue[int] = SimpleQueue()
     all_begun = threading.Event()
 
@@ -314,7 +314,7 @@ def test_callbacks_of_plain_appends_may_all_wait_for_conditional_ones() -> None:
 
 def test_one_of_many_rivals_wins_each_place_behind_a_key_s_last_record(memory_store: MemoryStore) -> None:
     rounds = 6
-    KeyedLog.open_or_initialize(memory_store, LOG).close()
+    KeyedLog.open_or_create(memory_store, LOG).close()
 
     def rival(number: int) -> list[int]:
         won = []
@@ -340,7 +340,7 @@ def test_one_of_many_rivals_wins_each_place_behind_a_key_s_last_record(memory_st
 def test_conditional_append_to_a_log_restored_meanwhile_compares_what_it_holds(
     memory_store: MemoryStore,
 ) -> None:
-    log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
+    log = KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS)
     with LogWriter.open(memory_store, LOG) as writer:
         writer.append(b"1", key=b"k")
 
@@ -362,7 +362,7 @@ def test_conditional_append_to_a_log_restored_meanwhile_compares_what_it_holds(
 def test_tail_a_restored_log_never_had_is_not_believed_beyond_its_generation(
     memory_store: MemoryStore, num_later: int
 ) -> None:
-    log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
+    log = KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS)
     with LogWriter.open(memory_store, LOG, options=TREE) as writer:
         for number in range(8):
             writer.append(b"1", key=b"k" if number == 3 else b"other")

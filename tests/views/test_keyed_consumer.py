@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def fill(store: ObjectStore, *batches: list[bytes | None]) -> KeyedLog:
     """Append a fragment of each batch, a record of each key."""
-    with LogWriter.open_or_initialize(store, LOG, options=OPTIONS.writer) as writer:
+    with LogWriter.open_or_create(store, LOG, options=OPTIONS.writer) as writer:
         for batch in batches:
             writer.append_many([Message(b"x", key) for key in batch])
     return KeyedLog.open(store, LOG, options=OPTIONS)
@@ -238,7 +238,7 @@ def test_consumer_of_a_log_that_was_replaced_creates_no_cursor_in_the_other_one(
 def test_positions_of_keys_that_are_beyond_the_end_are_not_saved(memory_store: MemoryStore) -> None:
     fill(memory_store, [b"a", b"b"])
     cursors = CursorStore(memory_store, LOG)
-    witness = cursors.init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER)
+    witness = cursors.create("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER)
 
     with pytest.raises(InvalidRequestError, match="expected an offset from 1 to 3, found 4"):
         cursors.save("c", LogPosition(1, 0), witness, extension=extension_of(b"", ((b"a", 4),)))
@@ -255,7 +255,7 @@ def test_positions_of_keys_that_are_none_are_refused_when_the_consumer_is_opened
 ) -> None:
     log = fill(memory_store, [b"a", b"b"])
     kept = Extension(ahead={"keys": keys}, limit=limit)
-    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER, extension=kept)
+    CursorStore(memory_store, LOG).create("c", LogPosition(1, 0), owner=Owner.KEYED_CONSUMER, extension=kept)
 
     with pytest.raises(CorruptError, match="consumer c"):
         log.consumer("c")

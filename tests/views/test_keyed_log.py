@@ -50,7 +50,7 @@ LARGE = random.Random(7).randbytes(70_000)
 
 @pytest.mark.repeat_on("s3")
 def test_keys_that_begin_alike_never_leak_into_each_other(store: ObjectStore) -> None:
-    with KeyedLog.open_or_initialize(store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(store, LOG, options=OPTIONS) as log:
         log.append_batch([(key, b"first of " + key) for key in KEYS])
         for key in KEYS:
             log.append(key, b"second of " + key)
@@ -65,7 +65,7 @@ def test_keys_that_begin_alike_never_leak_into_each_other(store: ObjectStore) ->
 
 
 def test_append_returns_before_it_is_durable_when_asked_to(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         futures = [log.append(b"a", b"%d" % number, await_durable=False) for number in range(3)]
         batch = log.append_batch([(b"a", b"3"), (b"b", None)], await_durable=False)
 
@@ -82,7 +82,7 @@ def test_append_returns_before_it_is_durable_when_asked_to(memory_store: MemoryS
 
 @pytest.mark.parametrize("records_max", [1, 2, 3, 7])
 def test_scan_in_pieces_gives_what_one_scan_gives(memory_store: MemoryStore, records_max: int) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
         for number in range(12):
             log.append_batch([(KEYS[(number + step) % 4], b"%d" % number) for step in range(3)])
         whole, pieces, start = list(log.scan_prefix(b"a")), [], 1
@@ -96,7 +96,7 @@ def test_scan_in_pieces_gives_what_one_scan_gives(memory_store: MemoryStore, rec
 
 
 def test_scan_ends_before_the_record_that_exceeds_its_bytes_but_gives_one(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         for size in (10, 20, 500, 1):
             log.append(b"k", b"x" * size)
             log.append(b"other", b"y")
@@ -113,7 +113,7 @@ def test_scan_ends_before_the_record_that_exceeds_its_bytes_but_gives_one(memory
 
 
 def test_list_of_keys_in_pieces_is_the_whole_list(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
         for number in range(10):
             log.append(KEYS[number % 8], b"x")
 
@@ -128,7 +128,7 @@ def test_list_of_keys_in_pieces_is_the_whole_list(memory_store: MemoryStore) -> 
 
 
 def test_follower_that_is_ahead_of_a_restored_log_raises_instead_of_waiting(memory_store: MemoryStore) -> None:
-    log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
+    log = KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS)
     log.append(b"k", b"1")
     follower = log.follow(b"k", idle_s=1)
 
@@ -144,7 +144,7 @@ def test_follower_that_is_ahead_of_a_restored_log_raises_instead_of_waiting(memo
 
 def test_follower_begins_where_another_process_has_just_appended(memory_store: MemoryStore) -> None:
     rarely = KeyedOptions(reader=ReaderOptions(poll_s_min=WAIT_S, poll_s_max=WAIT_S))
-    log = KeyedLog.open_or_initialize(memory_store, LOG, options=rarely)
+    log = KeyedLog.open_or_create(memory_store, LOG, options=rarely)
     assert list(log.follow(b"k", idle_s=0)) == []
     # Its own runtime, as in another process: nothing tells the follower's.
     with ThreadRuntime() as runtime, LogWriter.open(memory_store, LOG, runtime=runtime) as writer:
@@ -154,7 +154,7 @@ def test_follower_begins_where_another_process_has_just_appended(memory_store: M
 
 
 def test_follower_gets_the_records_of_its_keys_as_they_are_appended(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
         log.append_batch([(b"a", b"1"), (b"ab", b"2"), (b"b", b"3")])
         found: list[bytes | None] = []
         got = threading.Semaphore(0)
@@ -180,7 +180,7 @@ def test_follower_gets_the_records_of_its_keys_as_they_are_appended(memory_store
 
 def test_new_fragment_is_read_once_for_all_followers_of_a_process(memory_store: MemoryStore) -> None:
     counting = CountingStore(memory_store)
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
         log.append_batch([(b"k%d" % number, b"x") for number in range(20)])
         logs = [KeyedLog.open(counting, LOG) for _ in range(4)]
         before = counting.requests["read"]
@@ -195,14 +195,14 @@ def test_follower_sees_what_its_process_appended_though_another_looked_before(
     memory_store: MemoryStore,
 ) -> None:
     rarely = KeyedOptions(reader=ReaderOptions(poll_s_min=60, poll_s_max=60))
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=rarely) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=rarely) as log:
         for number in range(5):
             log.append(b"k", b"%d" % number)
             assert len(list(log.follow(b"k", idle_s=0))) == number + 1
 
 
 def test_two_readers_that_want_a_fragment_at_the_same_time_read_it_once(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         log.append(b"k", b"x")
     store = FaultyStore(memory_store)
     counting = CountingStore(store)
@@ -234,7 +234,7 @@ def test_two_readers_that_want_a_fragment_at_the_same_time_read_it_once(memory_s
 def test_reader_that_verifies_reads_again_what_another_has_read_without_verifying(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     careless = KeyedOptions(reader=ReaderOptions(verify=False))
-    with KeyedLog.open_or_initialize(store, LOG, options=careless) as log:
+    with KeyedLog.open_or_create(store, LOG, options=careless) as log:
         log.append(b"k", b"1")
         assert log.count(b"k") == len(list(log.scan(b"k"))) == 1
         before = store.requests["read"]
@@ -245,7 +245,7 @@ def test_reader_that_verifies_reads_again_what_another_has_read_without_verifyin
 
 
 def test_bounds_keep_to_their_requests_and_only_narrow(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=TREE) as writer:
         for number in range(30):
             writer.append_many([Message(b"x", b"k%d" % (number % 5))] * (number % 3 + 1))
     exact = KeyedLog.open(memory_store, LOG).count(b"k1", 5, 50)
@@ -291,7 +291,7 @@ def test_estimate_is_within_twenty_percent_on_keys_that_are_evenly_spread(
     keys = [b"%d" % (number % num_keys) for number in range(12_000)]
     if not in_turns:
         random.Random(num_keys).shuffle(keys)
-    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=TREE) as writer:
         for at in range(0, len(keys), 100):
             writer.append_many([Message(b"x", key) for key in keys[at : at + 100]])
 
@@ -310,7 +310,7 @@ def test_estimate_is_within_twenty_percent_on_keys_that_are_evenly_spread(
 def test_estimate_with_key_roll_ups_reads_few_fragments_and_none_without_the_key(
     memory_store: MemoryStore,
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=TREE) as writer:
         for number in range(80):
             rows = [Message(LARGE[:20_000], b"%d" % (key * 40 + number % 40)) for key in range(8)]
             writer.append_many(rows)
@@ -325,7 +325,7 @@ def test_estimate_with_key_roll_ups_reads_few_fragments_and_none_without_the_key
 def test_records_without_a_key_are_passed_counted_and_logged_once(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(memory_store, LOG, options=OPTIONS) as log:
         log.append(b"a", b"1")
         with LogWriter.open(memory_store, LOG) as writer:
             writer.append_many([Message(b"stray"), Message(b"3", b"a"), Message(b"stray", None)])
@@ -353,7 +353,7 @@ def test_records_without_a_key_are_passed_counted_and_logged_once(
 def test_key_in_each_fragment_costs_a_read_of_each_and_one_in_few_their_bodies(
     memory_store: MemoryStore,
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=TREE) as writer:
         for number in range(40):
             writer.append_many([Message(LARGE, b"often"), Message(LARGE, b"seldom" if number < 4 else b"never")])
 
@@ -376,7 +376,7 @@ def test_key_in_each_fragment_costs_a_read_of_each_and_one_in_few_their_bodies(
 
 @pytest.mark.slow
 def test_key_roll_ups_spare_the_fragments_without_the_key(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, options=TREE) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=TREE) as writer:
         for number in range(40):
             writer.append_many([Message(LARGE, b"k%d" % number)] * 2)
     PolicyStore(memory_store, LOG).change(lambda _: Policy(cleanup=Cleanup.COMPACT, compacted_fragment_bytes=2**16))
@@ -404,7 +404,7 @@ def test_key_roll_ups_spare_the_fragments_without_the_key(memory_store: MemorySt
 def test_key_roll_up_that_was_missing_is_found_once_a_pass_has_written_it(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         for number in range(40):
             writer.append_many([Message(LARGE, b"k%d" % number)] * 2)
     [leaf, *_] = [each for each in LogReader.open(memory_store, LOG).manifest().snapshots if each.depth == 1]
@@ -421,10 +421,10 @@ def test_key_roll_up_that_was_missing_is_found_once_a_pass_has_written_it(
 
 
 def test_lag_behind_a_cursor_counts_the_key_s_records_from_there(memory_store: MemoryStore) -> None:
-    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+    with KeyedLog.open_or_create(memory_store, LOG) as log:
         for number in range(10):
             log.append(b"k%d" % (number % 2), b"x")
-        CursorStore(memory_store, LOG).init("c", LogPosition(4, 0))
+        CursorStore(memory_store, LOG).create("c", LogPosition(4, 0))
 
         assert (log.lag("c", b"k0"), log.lag("c", b"k1"), log.lag("c", b"k")) == (3, 4, 0)
         with pytest.raises(InvalidRequestError, match="expected a cursor d, found none"):
@@ -432,12 +432,12 @@ def test_lag_behind_a_cursor_counts_the_key_s_records_from_there(memory_store: M
 
 
 def test_log_that_was_destroyed_and_created_again_is_neither_read_nor_appended_to(memory_store: MemoryStore) -> None:
-    log = KeyedLog.open_or_initialize(memory_store, LOG)
+    log = KeyedLog.open_or_create(memory_store, LOG)
     KeyedLog.open(memory_store, LOG).append(b"k", b"old")
     assert log.count(b"k") == 1
 
     destroy(memory_store, LOG)
-    KeyedLog.open_or_initialize(memory_store, LOG).append(b"k", b"new")
+    KeyedLog.open_or_create(memory_store, LOG).append(b"k", b"new")
 
     for act in (lambda: log.count(b"k"), lambda: log.append(b"k", b"x"), lambda: list(log.scan(b"k"))):
         with pytest.raises(LogReplacedError):

@@ -136,7 +136,7 @@ def check_every_step(  # noqa: PLR0913, PLR0917 - drawn
     delete_objects(store, LOG, replaced)
     check()
     limit = LogReader.open(store, LOG).manifest().next.position.offset
-    CursorStore(store, LOG).init("c", LogPosition(min(max(cutoff, 1), limit), 0))
+    CursorStore(store, LOG).create("c", LogPosition(min(max(cutoff, 1), limit), 0))
     collect(store, LOG, options=NOW)
     check()
 
@@ -180,7 +180,7 @@ def test_every_query_equals_brute_force_while_a_log_that_keeps_all_is_arranged(
             assert records_of(store) == held
             check()
         limit = LogReader.open(store, LOG).manifest().next.position.offset
-        CursorStore(store, LOG).init("c", LogPosition(min(max(cutoff, 1), limit), 0))
+        CursorStore(store, LOG).create("c", LogPosition(min(max(cutoff, 1), limit), 0))
         collect(store, LOG, options=NOW)
         check()
 
@@ -188,7 +188,7 @@ def test_every_query_equals_brute_force_while_a_log_that_keeps_all_is_arranged(
 @pytest.mark.slow
 def test_counts_stay_exact_between_the_steps_of_a_pass_and_its_deletion(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
-    with KeyedLog.open_or_initialize(store, LOG, options=OPTIONS) as log:
+    with KeyedLog.open_or_create(store, LOG, options=OPTIONS) as log:
         for number in range(20):
             log.append_batch([(key, b"%d" % number) for key in KEYS[number % 3 :]])
         PolicyStore(store, LOG).change(lambda _: Policy(cleanup=Cleanup.COMPACT))
@@ -423,7 +423,7 @@ def test_damaged_fragment_is_an_error_also_when_it_was_read_before(
 def collected_log(store: MemoryStore) -> KeyedLog:
     """Open a log that begins at offset 4 and ends before 7."""
     write_log(store, LOG, [[(1, b"a", b"x")] for _ in range(6)])
-    CursorStore(store, LOG).init("c", LogPosition(4, 0))
+    CursorStore(store, LOG).create("c", LogPosition(4, 0))
     log = open_keyed(store)
     assert log.count(b"a") == 6
     collect(store, LOG, options=NOW)
@@ -482,7 +482,7 @@ def test_follower_and_consumer_do_not_begin_below_the_first_offset(memory_store:
         next(log.follow(b"a", start=3, idle_s=0))
     CursorStore(memory_store, LOG).delete("c")
     consumer = log.consumer("k")
-    CursorStore(memory_store, LOG).init("far", LogPosition(6, 0))
+    CursorStore(memory_store, LOG).create("far", LogPosition(6, 0))
     CursorStore(memory_store, LOG).delete("k")
     collect(memory_store, LOG, options=NOW)
     for query in (consumer.lags, consumer.save, partial(consumer.lag, b"a")):

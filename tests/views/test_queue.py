@@ -385,7 +385,7 @@ def test_queue_is_looked_at_without_taking_it(queue: DelayQueue, memory_store: M
 def test_only_a_queue_is_opened(memory_store: MemoryStore) -> None:
     with pytest.raises(LogNotFoundError):
         DelayQueue.open(memory_store, "none")
-    with LogWriter.open_or_initialize(memory_store, "other") as writer:
+    with LogWriter.open_or_create(memory_store, "other") as writer:
         writer.append(b"x")
     with pytest.raises(InvalidRequestError, match=r"expected a queue, .* create one under a name that is free"):
         DelayQueue.open(memory_store, "other")

@@ -268,7 +268,7 @@ def test_checkpoint_behind_dropped_tombstones_does_not_count_wherever_the_cursor
         for _ in range(3):
             KeyCompactor(memory_store, "q").compact()
     # An operator who puts the cursor back to where it was does not bring the tombstones back.
-    cursors.init("queue", witness.cursor.position, owner=None)
+    cursors.create("queue", witness.cursor.position, owner=None)
     with DelayQueue.open(memory_store, "q") as queue:
         assert [peeked.value for peeked in queue.peek(9)] == [b"b", b"c"]
 
@@ -309,7 +309,7 @@ def test_queue_is_found_in_its_log_while_key_compaction_replaces_it(memory_store
 
 
 def test_queue_is_made_on_a_log_that_is_never_collected(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "q")
+    LogWriter.create(memory_store, "q")
     PolicyStore(memory_store, "q").change(lambda policy: replace(policy, cleanup=Cleanup.BOTH))
     DelayQueue.create(memory_store, "q")
     policy = PolicyStore(memory_store, "q").load()

@@ -67,7 +67,7 @@ FOLLOWERS = [follow, follow_key, receive, consume, subscribe]
 
 def append(store: MemoryStore, count: int, text: str) -> None:
     """Append messages to a feed, each a fragment, and roll them into snapshots."""
-    with FeedWriter.open_or_initialize(store, LOG, options=TREE) as writer:
+    with FeedWriter.open_or_create(store, LOG, options=TREE) as writer:
         for number in range(count):
             writer.publish("t", f"{text} {number}").result(DEADLINE_S)
 

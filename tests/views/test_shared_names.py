@@ -42,7 +42,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def test_name_of_a_subscription_is_not_a_consumer_s_and_the_other_way_round(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_many([Message(b"x", b"k"), Message(b"y", b"k")])
     FeedSubscription.open(memory_store, LOG, "subscription").close()
     KeyedLog.open(memory_store, LOG).consumer("by-key").save()
@@ -67,7 +67,7 @@ def test_name_of_a_subscription_is_not_a_consumer_s_and_the_other_way_round(memo
 
 
 def test_cursor_of_a_writer_that_repeats_appends_is_no_consumer_s(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, LOG)
+    LogWriter.create(memory_store, LOG)
     once = Once("writer-nightly", "batch 7")
     table = pa.table([[b"k"], [b"x"]], schema=MESSAGE_SCHEMA)
     # Its process dies before it knows.
@@ -127,7 +127,7 @@ def test_who_is_not_its_owner_is_refused_and_moves_nothing(
     if user is Owner.QUEUE:
         DelayQueue.create(memory_store, LOG)
     else:
-        with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        with LogWriter.open_or_create(memory_store, LOG) as writer:
             writer.append_many([Message(b"x", b"k"), Message(b"y", b"k")])
     name, cursors = FIXED_NAMES.get(user, "c"), CursorStore(memory_store, LOG)
     cursors.delete(name)
@@ -144,7 +144,7 @@ def test_who_is_not_its_owner_is_refused_and_moves_nothing(
 
 
 def test_name_of_a_writer_s_cursor_is_no_consumer_s(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, LOG)
+    LogWriter.create(memory_store, LOG)
 
     with pytest.raises(InvalidRequestError, match="expected a name that does not begin with writer-"):
         consumed(memory_store, "writer-audit")

@@ -256,7 +256,7 @@ class _Followed:
         witness = self._witness or self._cursors.load(CURSOR)
         self._witness = None
         if witness is None:
-            self._witness = self._cursors.init(CURSOR, position_after(last))
+            self._witness = self._cursors.create(CURSOR, position_after(last))
         else:
             self._witness = self._cursors.save(CURSOR, last, witness)
 

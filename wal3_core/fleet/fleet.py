@@ -80,7 +80,7 @@ class Fleet(Closing):
     """
 
     def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
-        open_log = LogWriter.open_or_initialize if options.creates else LogWriter.open
+        open_log = LogWriter.open_or_create if options.creates else LogWriter.open
         open_writer = partial(open_log, store, options=options.writer, runtime=runtime, marks=dirty_log)
         self._logs = OpenLogs(store, open_writer, options, runtime)
         self._pressure = BackPressure(store, options, runtime, self._logs.lock)
@@ -102,7 +102,7 @@ class Fleet(Closing):
     ) -> Self:
         """Open a fleet. With the name of this server its appends are marked in ``dirty/SERVER``, for maintenance."""
         runtime, options = runtime or shared_runtime(), options or FleetOptions()
-        dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
+        dirty_log = None if server is None else DirtyLog.open_or_create(store, server, runtime=runtime)
         return cls(store, dirty_log, options, runtime)
 
     @checked(log=_check_written)

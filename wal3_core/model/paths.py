@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.setsum import Setsum
 
-# Names one life of a log: 32 random hex digits, new with every initialize, copy, restore and successor.
+# Names one life of a log: 32 random hex digits, new with every create, copy, restore and successor.
 LogId = NewType("LogId", str)
 # The id in a document that is not written yet.
 NO_LOG = LogId("")

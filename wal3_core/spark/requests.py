@@ -317,7 +317,7 @@ _COLUMNS = ("key", "body", "log")
 class WriteRequest:
     """Where to write, and as what.
 
-    ``log`` is None when a column names it. ``create`` initializes logs that do not exist. ``writer`` names who
+    ``log`` is None when a column names it. ``create`` creates logs that do not exist. ``writer`` names who
     repeats appends, ``write_id`` this one, which a stream's batches do not need, or with ``write_number`` the series of
     which it has that number. With ``same_rows``, one that is repeated with other rows is refused. ``routes`` is the log
     that notes to which logs each append goes.

@@ -1,7 +1,7 @@
 """``df.write.format("wal3")`` and ``df.writeStream.format("wal3")``: rows become records, each once.
 
 Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
-that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: initialize logs that do not exist),
+that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: create logs that do not exist),
 ``writer``, ``write_id``, ``write_number`` (the write's own in the series that ``write_id`` names then), ``same_rows``
 (true: a repeated write is refused if its rows are others) and ``routes`` (a log that notes where writes go).
 
@@ -169,11 +169,11 @@ def _stager(store: ObjectStore, log: str, options: WriterOptions, *, create: boo
         return Stager(store, log, options=options)
     except LogNotFoundError as error:
         if not create:
-            error.add_note(f"the option create, set to true, lets a write initialize log {log}")
+            error.add_note(f"the option create, set to true, lets a write create log {log}")
             raise
     # Another task may have created it just now.
     with suppress(LogExistsError):
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
     return Stager(store, log, options=options)
 
 

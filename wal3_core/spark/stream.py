@@ -230,7 +230,7 @@ class StreamCursors:
 
     def _created(self, cursors: CursorStore, position: LogPosition) -> Witness:
         try:
-            return cursors.init(self._name, position)
+            return cursors.create(self._name, position)
         except CursorConflictError:
             witness = cursors.load(self._name, Owner.CONSUMER)
             if witness is None:

@@ -190,7 +190,7 @@ def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Seque
 def append(store: ObjectStore, log: str, messages: Sequence[Message], options: WriterOptions | None = None) -> None:
     """Append messages to a log, which is created first if need be, in several fragments."""
     size = max(1, -(-len(messages) // FRAGMENTS))
-    with LogWriter.open_or_initialize(store, log, options=options) as writer:
+    with LogWriter.open_or_create(store, log, options=options) as writer:
         for start in range(0, len(messages), size):
             writer.append_many(messages[start : start + size])
 
@@ -202,7 +202,7 @@ def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
     position = LogPosition(offset, shared_runtime().now_us())
     witness = cursors.load(name)
     if witness is None:
-        cursors.init(name, position)
+        cursors.create(name, position)
     else:
         cursors.save(name, position, witness)
 

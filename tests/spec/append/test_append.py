@@ -51,7 +51,7 @@ class GatedStore(FaultyStore):
 
 
 def test_appended_records_read_back_at_their_positions(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         positions = [writer.append(b"body %d" % index) for index in range(5)]
 
     records = list(LogReader.open(store, "a").records())
@@ -63,7 +63,7 @@ def test_appended_records_read_back_at_their_positions(store: ObjectStore) -> No
 
 
 def test_keys_tombstones_and_empty_bodies_are_distinguished(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([Message(b"1", b"k"), b"plain", Message(None, b"k"), Message(b"", b""), b""])
 
     assert [(record.key, record.body) for record in LogReader.open(store, "a").records()] == [
@@ -78,7 +78,7 @@ def test_keys_tombstones_and_empty_bodies_are_distinguished(store: ObjectStore) 
 def test_records_appended_together_are_adjacent_and_in_one_fragment(memory_store: MemoryStore) -> None:
     options = WriterOptions(batch_bytes_max=100)
     with (
-        LogWriter.open_or_initialize(memory_store, "a", options=options) as writer,
+        LogWriter.open_or_create(memory_store, "a", options=options) as writer,
         concurrent.futures.ThreadPoolExecutor(8) as pool,
     ):
         groups = list(pool.map(lambda n: writer.append_many([b"%d" % n] * 50), range(20)))
@@ -92,7 +92,7 @@ def test_records_appended_together_are_adjacent_and_in_one_fragment(memory_store
 
 
 def test_many_callers_share_fragments_and_each_gets_its_own_position(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    with LogWriter.open_or_create(store, "a") as writer, concurrent.futures.ThreadPoolExecutor(16) as pool:
         positions = list(pool.map(lambda n: writer.append(b"%d" % n), range(200)))
 
     found = bodies(store)
@@ -102,7 +102,7 @@ def test_many_callers_share_fragments_and_each_gets_its_own_position(store: Obje
 
 
 def test_submitted_records_keep_their_order(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_bytes_max=200)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(batch_bytes_max=200)) as writer:
         futures = [writer.submit(b"%05d" % index) for index in range(2000)]
         offsets = [future.result().offset for future in futures]
 
@@ -111,7 +111,7 @@ def test_submitted_records_keep_their_order(memory_store: MemoryStore) -> None:
 
 
 def test_closing_makes_everything_submitted_durable(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         futures = [writer.submit(b"%d" % index) for index in range(100)]
 
     assert all(future.done() for future in futures)
@@ -128,7 +128,7 @@ def test_timestamps_never_run_backwards_whatever_the_clock_does(memory_store: Me
             BackwardsRuntime.now -= 60_000_000
             return BackwardsRuntime.now
 
-    with BackwardsRuntime() as runtime, LogWriter.open_or_initialize(memory_store, "a", runtime=runtime) as writer:
+    with BackwardsRuntime() as runtime, LogWriter.open_or_create(memory_store, "a", runtime=runtime) as writer:
         times = [writer.append(b"x").timestamp_us for _ in range(10)]
 
     assert times == sorted(times)
@@ -139,7 +139,7 @@ def test_timestamps_never_run_backwards_whatever_the_clock_does(memory_store: Me
 def test_one_commit_carries_every_fragment_that_is_ready(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     options = WriterOptions(batch_bytes_max=1 * KIB, uploads_max=8)
-    with LogWriter.open_or_initialize(store, "a", options=options) as writer:
+    with LogWriter.open_or_create(store, "a", options=options) as writer:
         store.requests.clear()
         for _ in range(400):
             writer.submit(b"x" * 512)
@@ -150,7 +150,7 @@ def test_one_commit_carries_every_fragment_that_is_ready(memory_store: MemorySto
 
 
 def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         future = writer.submit(b"x")
         assert not future.cancel()
 
@@ -161,7 +161,7 @@ def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore
 def test_callers_wait_instead_of_filling_the_memory(memory_store: MemoryStore) -> None:
     held = []
     options = WriterOptions(bytes_held_max=10 * KIB, batch_bytes_max=1 * KIB)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = GatedStore(memory_store)
     with LogWriter.open(store, "a", options=options) as writer:
 
@@ -185,7 +185,7 @@ def test_callers_wait_instead_of_filling_the_memory(memory_store: MemoryStore) -
 def test_callback_that_raises_keeps_no_other_caller_from_the_outcome(memory_store: MemoryStore) -> None:
     """Regression: an exception that ends a thread stopped the callbacks, and the callers behind waited forever."""
     store = GatedStore(memory_store)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     writer = LogWriter.open(store, "a")
 
     futures = [writer.submit(b"%d" % number) for number in range(3)]
@@ -206,7 +206,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_store: MemoryStore) -> None:
     """Regression: small appends repeatedly overtook a large one that had waited longer."""
     store = GatedStore(memory_store)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     big, small = b"b" * 8 * KIB, b"s"
     with LogWriter.open(store, "a", options=WriterOptions(bytes_held_max=12 * KIB)) as writer:
         writer.submit(b"first" * 600)
@@ -226,7 +226,7 @@ def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_stor
 
 def test_flush_waits_for_outcomes_that_are_being_delivered(memory_store: MemoryStore) -> None:
     store = GatedStore(memory_store)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     called, go_on, flushed = threading.Event(), threading.Event(), []
 
     def dawdle(_: object) -> None:
@@ -254,7 +254,7 @@ def test_flush_waits_for_outcomes_that_are_being_delivered(memory_store: MemoryS
 
 
 def test_writer_keeps_nothing_of_appends_that_were_delivered(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         future = writer.submit(b"x")
         future.result(DONE_S_MAX)
         delivered = weakref.ref(future)
@@ -286,7 +286,7 @@ def test_bad_input_is_refused_by_name_and_other_callers_are_unaffected(
     memory_store: MemoryStore, records: list[bytes], match: str
 ) -> None:
     options = WriterOptions(record_bytes_max=100, fragment_bytes_max=300, batch_records_max=10)
-    with LogWriter.open_or_initialize(memory_store, "a", options=options) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=options) as writer:
         before = writer.submit(b"before")
         with pytest.raises(InvalidRequestError, match=match):
             writer.append_many(records)
@@ -297,7 +297,7 @@ def test_bad_input_is_refused_by_name_and_other_callers_are_unaffected(
 
 
 def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append(b"1")
         manifests = ManifestStore(log_store(store, "a"), shared_runtime())
         base = manifests.load()
@@ -317,7 +317,7 @@ def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemorySt
     options = WriterOptions(
         batch_bytes_max=FRAGMENT_BYTES_MAX, batch_records_max=FRAGMENT_RECORDS_MAX, batch_age_s_max=0.05
     )
-    with LogWriter.open_or_initialize(memory_store, "a", options=options) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=options) as writer:
         for _ in range(20):
             futures = [writer.submit(b"x") for _ in range(3)]
             for future in futures:
@@ -329,7 +329,7 @@ def test_slow_store_is_asked_for_fewer_and_larger_commits(memory_store: MemorySt
     def commit_sizes(cas_s: float) -> tuple[int, int]:
         """Append a record a millisecond for a second; count commits and fragments."""
         log = f"log{cas_s}".replace(".", "-")
-        LogWriter.initialize(memory_store, log)
+        LogWriter.create(memory_store, log)
         store = FaultyStore(memory_store)
         commits = []
 

@@ -93,7 +93,7 @@ ARRAYS: dict[str, Callable[[list[bytes | None]], pa.Array]] = {
 def test_records_are_the_rows(memory_store: MemoryStore, make: Callable[[list[bytes | None]], pa.Array]) -> None:
     table = table_of(make(KEYS), make(BODIES))
 
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         assert writer.append_table(table).offset == 1
         assert writer.append_many(MESSAGES).offset == 6
 
@@ -115,7 +115,7 @@ def test_records_are_the_rows(memory_store: MemoryStore, make: Callable[[list[by
 def test_tables_of_other_shapes(
     memory_store: MemoryStore, table: pa.Table, found: list[tuple[bytes | None, bytes | None]]
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_table(table)
 
     assert rows(memory_store) == found
@@ -125,7 +125,7 @@ def test_tables_of_other_libraries(memory_store: MemoryStore) -> None:
     frame = pl.DataFrame({"body": [b"1", b"2"]})
     relation = duckdb.sql("SELECT 'a'::BLOB AS key, '3'::BLOB AS body")
 
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_table(frame.to_arrow())
         writer.append_table(pa.RecordBatchReader.from_stream(frame))
         writer.append_table(pa.table(relation))
@@ -135,8 +135,8 @@ def test_tables_of_other_libraries(memory_store: MemoryStore) -> None:
 
 def test_what_was_read_is_appended_again(memory_store: MemoryStore) -> None:
     with (
-        LogWriter.open_or_initialize(memory_store, LOG) as writer,
-        LogWriter.open_or_initialize(memory_store, "b") as other,
+        LogWriter.open_or_create(memory_store, LOG) as writer,
+        LogWriter.open_or_create(memory_store, "b") as other,
     ):
         writer.append_many(MESSAGES)
         for batch in LogReader.open(memory_store, LOG).batches():
@@ -147,7 +147,7 @@ def test_what_was_read_is_appended_again(memory_store: MemoryStore) -> None:
 
 
 def test_appends_of_both_kinds_share_a_fragment(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, options=WriterOptions(batch_age_s_max=60)) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=WriterOptions(batch_age_s_max=60)) as writer:
         writer.append(b"first")
         blocked = writer.submit(b"0")
         futures = [
@@ -169,7 +169,7 @@ def test_appends_of_both_kinds_share_a_fragment(memory_store: MemoryStore) -> No
 def test_fragment_is_the_same_either_way(memory_store: MemoryStore) -> None:
     fragments = []
     for log, table in (("a", False), ("b", True)):
-        with LogWriter.open_or_initialize(memory_store, log) as writer:
+        with LogWriter.open_or_create(memory_store, log) as writer:
             if table:
                 writer.append_table(table_of(pa.array(KEYS, pa.large_binary())))
             else:
@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize(("table", "message"), WRONG.values(), ids=WRONG.keys())
 def test_table_that_cannot_be_records_is_refused(memory_store: MemoryStore, table: pa.Table, message: str) -> None:
     options = WriterOptions(record_bytes_max=100, fragment_bytes_max=500, batch_records_max=10)
-    with LogWriter.open_or_initialize(memory_store, LOG, options=options) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=options) as writer:
         with pytest.raises(InvalidRequestError, match=message):
             writer.append_table(table)
         assert writer.append(b"1").offset == 1
@@ -239,7 +239,7 @@ def test_values_that_expand_are_refused_before_they_do(memory_store: MemoryStore
     buffers = [None, pa.py_buffer(np.tile(view, 60_000)), *one.cast(pa.binary_view()).buffers()[2:]]
     overlapping = pa.Array.from_buffers(pa.binary_view(), 60_000, buffers)
 
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         before = pa.total_allocated_bytes()
         for bodies in (repeated, overlapping):
             with pytest.raises(InvalidRequestError, match=f"found {60_000 * len(body)} bytes and 60000 records"):
@@ -252,7 +252,7 @@ def test_damaged_array_is_refused(memory_store: MemoryStore) -> None:
     damaged = pa.Array.from_buffers(pa.binary(), 2, buffers)
 
     with (
-        LogWriter.open_or_initialize(memory_store, LOG) as writer,
+        LogWriter.open_or_create(memory_store, LOG) as writer,
         pytest.raises(InvalidRequestError, match="column body: expected an array that can be read, found: "),
     ):
         writer.append_table(pa.table({"body": damaged}))
@@ -268,7 +268,7 @@ def test_reader_without_an_end_is_refused(memory_store: MemoryStore) -> None:
             yield batch
 
     with (
-        LogWriter.open_or_initialize(memory_store, LOG, options=WriterOptions(batch_records_max=20)) as writer,
+        LogWriter.open_or_create(memory_store, LOG, options=WriterOptions(batch_records_max=20)) as writer,
         pytest.raises(InvalidRequestError, match="at least 21 bytes and 24 records"),
     ):
         writer.append_table(pa.RecordBatchReader.from_batches(batch.schema, endless()))
@@ -281,7 +281,7 @@ def test_rows_are_appended_as_they_were_when_passed_in(memory_store: MemoryStore
     lengths = pa.py_buffer(np.array([0, 3, 6], dtype=np.int32))
     bodies = pa.Array.from_buffers(pa.binary(), 2, [None, lengths, pa.py_buffer(memory)])
 
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         future = writer.submit_table(pa.table({"body": bodies}))
         memory[:] = b"behind"
         future.result()
@@ -292,7 +292,7 @@ def test_rows_are_appended_as_they_were_when_passed_in(memory_store: MemoryStore
 def test_condition_and_room_are_those_of_other_appends(memory_store: MemoryStore) -> None:
     table = pa.table({"body": [b"1" * 1000] * 3})
     options = WriterOptions(bytes_held_max=6000, batch_age_s_max=60)
-    with LogWriter.open_or_initialize(memory_store, LOG, options=options) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=options) as writer:
         assert writer.append_table(table, expect_next=1).offset == 1
         with pytest.raises(ConditionNotMetError) as refused:
             writer.append_table(table, expect_next=3)
@@ -307,7 +307,7 @@ def test_condition_and_room_are_those_of_other_appends(memory_store: MemoryStore
 
 def test_slice_counts_with_its_own_bytes(memory_store: MemoryStore) -> None:
     large = pa.table({"body": [b"1" * 2**20] * 32})
-    with LogWriter.open_or_initialize(memory_store, LOG, options=WriterOptions(batch_age_s_max=60)) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, options=WriterOptions(batch_age_s_max=60)) as writer:
         writer.append(b"first")
         writer.submit(b"second")
         before = pa.total_allocated_bytes()
@@ -335,7 +335,7 @@ def test_slice_far_behind_the_beginning_of_its_column(
     values = pa.memory_map(str(file)).read_buffer()
     bounds = [] if pa.types.is_fixed_size_binary(kind) else [np.arange(before + 9, dtype=np.int64) * width]
     column = pa.Array.from_buffers(kind, before + 8, [None, *map(pa.py_buffer, bounds), values])
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_table(pa.table({"body": column}).slice(before, 8))
 
     assert rows(memory_store) == [(None, b"1" * width)] * 8

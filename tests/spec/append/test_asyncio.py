@@ -54,7 +54,7 @@ def test_many_appends_are_awaited_at_once(store: ObjectStore) -> None:
         awaited = [asyncio.wrap_future(writer.submit(b"%d" % number)) for number in range(200)]
         return await asyncio.wait_for(asyncio.gather(*awaited), DEADLINE_S)
 
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         positions = asyncio.run(append_all(writer))
 
     found = {record.offset: record.body for record in LogReader.open(store, "a").records()}
@@ -68,7 +68,7 @@ def test_error_of_an_append_is_raised_where_it_is_awaited(memory_store: MemorySt
         with pytest.raises(ConditionNotMetError, match="7"):
             await asyncio.wait_for(asyncio.wrap_future(second), DEADLINE_S)
 
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         asyncio.run(append(writer))
 
 
@@ -147,7 +147,7 @@ def test_append_in_this_process_wakes_an_async_follower(memory_store: MemoryStor
         await stream.aclose()
         return record.body
 
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         assert asyncio.run(follow(writer)) == b"x"
     no_follower_is_left()
 

@@ -26,8 +26,8 @@ from wal3_core import (
     PolicyStore,
     WriterOptions,
     copy,
+    create_successor,
     destroy,
-    initialize_successor,
     migrate,
     records_across,
     scrub,
@@ -84,7 +84,7 @@ def next_us(store: ObjectStore, log: str = LOG) -> int:
 def append_years_ahead(store: ObjectStore, log: str = LOG) -> None:
     """Write a log with three good records, two dated nine years ahead, and one after them."""
     with SetRuntime() as map_ahead:
-        with LogWriter.open_or_initialize(store, log) as writer:
+        with LogWriter.open_or_create(store, log) as writer:
             writer.append_many([b"1", b"2", b"3"])
         map_ahead.ahead_s = AHEAD_S
         with LogWriter.open(store, log, options=TRUSTING, runtime=map_ahead) as writer:
@@ -100,7 +100,7 @@ def test_clock_a_century_ahead_moves_a_log_by_the_bound_and_its_records_age(
     store: ObjectStore, runtime: SetRuntime
 ) -> None:
     runtime.ahead_s = CENTURY_S
-    LogWriter.initialize(store, LOG, runtime=runtime)
+    LogWriter.create(store, LOG, runtime=runtime)
     for who in (None, runtime, None):
         with LogWriter.open(store, LOG, runtime=who) as writer:
             for _ in range(3):
@@ -120,7 +120,7 @@ def test_clock_a_century_ahead_moves_a_log_by_the_bound_and_its_records_age(
 def test_clock_that_is_set_ahead_while_a_writer_is_open_is_detected(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG, runtime=runtime) as writer:
+    with LogWriter.open_or_create(memory_store, LOG, runtime=runtime) as writer:
         writer.append(b"right")
         runtime.ahead_s = CENTURY_S
         late = [writer.append(b"ahead").timestamp_us for _ in range(3)]
@@ -136,7 +136,7 @@ def test_store_is_asked_for_its_time_once_an_hour_and_only_for_appends(
 ) -> None:
     clock = ClockStore(FaultyStore(memory_store))
     counting = CountingStore(clock)
-    LogWriter.initialize(clock, LOG)
+    LogWriter.create(clock, LOG)
     with LogWriter.open(counting, LOG, runtime=runtime) as writer:
         asked = [counting.requests["head"]]
         for passed_s in (0.0, 0.0, 3500.0, 200.0, 3500.0, 200.0, 100_000.0):
@@ -156,7 +156,7 @@ def test_writer_with_a_bad_clock_asks_and_uploads_again_once_an_hour(
 ) -> None:
     runtime.ahead_s = CENTURY_S
     counting = CountingStore(memory_store)
-    LogWriter.initialize(memory_store, LOG)
+    LogWriter.create(memory_store, LOG)
     with LogWriter.open(counting, LOG, runtime=runtime) as writer:
         for _ in range(10):
             writer.append(b"x")
@@ -172,7 +172,7 @@ def test_upload_longer_than_the_bound_is_repeated_once_under_a_clock_ahead(
     runtime.ahead_s = 600
     clock = ClockStore(FaultyStore(memory_store), now_us=now_us())
     counting = CountingStore(clock)
-    LogWriter.initialize(clock, LOG)
+    LogWriter.create(clock, LOG)
     slow_s = 2 * CLOCK_AHEAD_S_MAX
 
     def before(kind: str, _path: str) -> None:
@@ -204,7 +204,7 @@ def test_log_whose_time_is_ahead_already_costs_no_requests(memory_store: MemoryS
 def test_suspended_machine_is_not_mistaken_for_one_with_a_clock_ahead(memory_store: MemoryStore) -> None:
     """Its monotonic clock stood still, so its estimate of the store's time is hours behind."""
     clock = ClockStore(FaultyStore(memory_store), now_us=now_us())
-    with SetRuntime() as runtime, LogWriter.open_or_initialize(clock, LOG, runtime=runtime) as writer:
+    with SetRuntime() as runtime, LogWriter.open_or_create(clock, LOG, runtime=runtime) as writer:
         writer.append(b"before")
         clock.pass_s(8 * 3600)
         runtime.ahead_s = 8 * 3600
@@ -217,7 +217,7 @@ def test_append_fails_when_the_store_does_not_give_its_time_and_nothing_is_commi
     memory_store: MemoryStore,
 ) -> None:
     faulty = FaultyStore(memory_store)
-    with LogWriter.open_or_initialize(faulty, LOG, options=QUICK) as writer:
+    with LogWriter.open_or_create(faulty, LOG, options=QUICK) as writer:
         faulty.fail("head", "log/", "unavailable", times=2)
         with pytest.raises(NotDurableError, match="the store's time is unknown"):
             writer.append(b"never")
@@ -236,7 +236,7 @@ def test_fragment_that_is_gone_when_its_time_is_checked_is_uploaded_again(memory
             memory_store.delete(path)
 
     faulty.before = mark_orphans
-    with LogWriter.open_or_initialize(faulty, LOG) as writer:
+    with LogWriter.open_or_create(faulty, LOG) as writer:
         writer.append(b"once")
 
     assert [record.body for record in LogReader.open(memory_store, LOG).records()] == [b"once"]
@@ -263,7 +263,7 @@ def test_log_whose_time_is_ahead_continues_in_a_successor_at_the_store_s_time(st
     assert (position.offset, position.timestamp_us <= now_us() + BOUND_US) == (7, True)
     assert [record.body for record in records_across(store, LOG)] == [b"%d" % n for n in range(1, 8)]
     # Repeated: the existing log is this log's successor.
-    assert initialize_successor(store, LOG) == "b"
+    assert create_successor(store, LOG) == "b"
 
 
 def test_reads_by_time_skip_nothing_where_the_time_steps_back(memory_store: MemoryStore) -> None:
@@ -284,7 +284,7 @@ def test_reads_by_time_skip_nothing_where_the_time_steps_back(memory_store: Memo
 
 
 def test_successor_of_a_log_with_right_clocks_begins_at_its_very_end(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         end = writer.append(b"1")
     migrate(store, LOG, "b", reason="full")
 
@@ -311,7 +311,7 @@ def test_copy_without_records_inherits_no_time_that_is_ahead(memory_store: Memor
 def test_collector_whose_clock_is_a_year_ahead_collects_no_young_records(
     store: ObjectStore, runtime: SetRuntime
 ) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         for _ in range(3):
             writer.append(b"young")
     PolicyStore(store, LOG).change(lambda policy: replace(policy, retention_s=86_400, without_cursors=True))
@@ -324,7 +324,7 @@ def test_collector_whose_clock_is_a_year_ahead_collects_no_young_records(
 def test_retention_asks_for_the_store_s_time_only_when_something_is_old(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append(b"young")
     PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, retention_s=86_400, without_cursors=True))
     counting = CountingStore(memory_store)
@@ -351,7 +351,7 @@ def test_condition_is_not_failed_by_the_old_manifest_of_a_writer_that_was_ahead(
                 faulty.fail("create", path, "denied")
 
     with (
-        LogWriter.open_or_initialize(faulty, LOG, options=one_by_one, runtime=runtime) as writer,
+        LogWriter.open_or_create(faulty, LOG, options=one_by_one, runtime=runtime) as writer,
         LogWriter.open(memory_store, LOG) as other,
     ):
         other.append(b"other")
@@ -371,10 +371,10 @@ def test_clock_before_1970_or_beyond_the_calendar_counts_as_the_end_of_it(
     """Regression: cursors, pins, seals and fragments could not be written, with an error about a field."""
     with SetRuntime() as runtime:
         runtime.ahead_s = (wall_us - runtime.now_us()) / US_PER_S
-        with LogWriter.open_or_initialize(memory_store, "a", runtime=runtime) as writer:
+        with LogWriter.open_or_create(memory_store, "a", runtime=runtime) as writer:
             assert writer.append(b"x").offset == 1
         cursors = CursorStore(memory_store, "a", runtime=runtime)
-        assert cursors.init("c", LogPosition(1, 0)).cursor.epoch_us == counts_as_us
+        assert cursors.create("c", LogPosition(1, 0)).cursor.epoch_us == counts_as_us
         assert PinStore(memory_store, "a", runtime=runtime).create("p", reason="r").epoch_us == counts_as_us
         copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), runtime=runtime)
         assert seal(memory_store, "b", reason="r", runtime=runtime).timestamp_us == counts_as_us

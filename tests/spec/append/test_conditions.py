@@ -31,12 +31,12 @@ OPTIONS = WriterOptions(retry=QUICK, delivery_timeout_s=0.05, batch_age_s_max=0.
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 
 def test_append_lands_where_it_is_expected_or_not_at_all(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         assert writer.append(b"1", expect_next=1).offset == 1
         for wrong in (1, 3, 2**64 - 1):
             with pytest.raises(ConditionNotMetError, match=f"expected {wrong} as the next offset, found 2") as caught:
@@ -49,7 +49,7 @@ def test_append_lands_where_it_is_expected_or_not_at_all(store: ObjectStore) -> 
 
 
 def test_writer_with_an_old_manifest_reports_where_the_log_ends_now(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer, LogWriter.open(memory_store, "a") as other:
+    with LogWriter.open_or_create(memory_store, "a") as writer, LogWriter.open(memory_store, "a") as other:
         for number in range(5):
             other.append(b"%d" % number)
 
@@ -67,7 +67,7 @@ def test_writer_with_an_old_manifest_reports_where_the_log_ends_now(memory_store
 
 
 def test_consecutive_conditions_hold_within_one_commit(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         futures = []
         for number in range(100):
             futures.append(writer.submit(b"%d" % number, expect_next=2 * number + 1))
@@ -161,7 +161,7 @@ def test_condition_holds_after_another_writer_appended_behind_an_unanswered_comm
 
 def test_counter_raised_by_compare_and_append_counts_every_time_once(store: ObjectStore) -> None:
     """Each appends the number it read plus one at the place it read it from: none is skipped or repeated."""
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     def count(_: int) -> int:
         refused, known = 0, 1
@@ -186,7 +186,7 @@ def test_counter_raised_by_compare_and_append_counts_every_time_once(store: Obje
 @pytest.mark.parametrize("offset", [0, -1, 2**64, "1", 1.0, True])
 def test_condition_that_is_no_offset_is_refused_by_name(memory_store: MemoryStore, offset: int) -> None:
     with (
-        LogWriter.open_or_initialize(memory_store, "a") as writer,
+        LogWriter.open_or_create(memory_store, "a") as writer,
         pytest.raises(InvalidRequestError, match="expect_next"),
     ):
         writer.append(b"x", expect_next=offset)

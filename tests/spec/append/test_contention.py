@@ -88,7 +88,7 @@ def check(store: ObjectStore, outcomes: list[Outcomes]) -> dict[str, int]:
 @pytest.mark.slow
 def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) -> None:
     store = open_store(store_url)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     outcomes = contend(store_url, writers=2, count=40, reseals=1000)
 
@@ -100,7 +100,7 @@ def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) 
 @pytest.mark.slow
 def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None:
     store = open_store(store_url)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     outcomes = contend(store_url, writers=2, count=60, reseals=0)
 
@@ -112,7 +112,7 @@ def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None
 
 @pytest.mark.slow
 def test_many_writers_in_one_process_append_every_record_once(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     def append(number: int) -> list[int]:
         offsets = []

@@ -59,7 +59,7 @@ class Timed:
             began_s = self._simulation.now_s
             writer.submit(b"x").add_done_callback(lambda future: durable(future, began_s))
 
-        with LogWriter.open_or_initialize(self._store, "a", runtime=self._process) as writer:
+        with LogWriter.open_or_create(self._store, "a", runtime=self._process) as writer:
             for _ in range(CALLERS):
                 append()
             self._simulation.block(lambda: not left, None)
@@ -101,7 +101,7 @@ def test_hundreds_of_fragments_are_uploaded_one_after_another_during_one_commit(
             uploaded.set()
 
     options = WriterOptions(fragments_in_flight_max=1000, uploads_max=1, batch_records_max=1, batch_age_s_max=0)
-    with LogWriter.open_or_initialize(store, "a", options=options) as writer:
+    with LogWriter.open_or_create(store, "a", options=options) as writer:
         store.before = before
         futures = [writer.submit(b"x") for _ in range(500)]
         uploaded.wait(30)

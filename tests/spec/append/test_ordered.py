@@ -36,7 +36,7 @@ OPTIONS = WriterOptions(
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 

@@ -75,7 +75,7 @@ class Shared:
 
         process.sleep(begins_s)
         store = FaultyStore(self._memory, before=partial(self._answer, number))
-        with LogWriter.open_or_initialize(store, "a", runtime=process) as writer:
+        with LogWriter.open_or_create(store, "a", runtime=process) as writer:
 
             def again(future: Future[LogPosition] | None = None) -> None:
                 nonlocal callers

@@ -35,7 +35,7 @@ WRITERS = int(os.environ.get("WAL3_TEST_WRITERS", "1000"))
 
 def append_once(store: ObjectStore, options: WriterOptions | None = None) -> None:
     """Append as a cron job does."""
-    with LogWriter.open_or_initialize(store, "a", options=options) as writer:
+    with LogWriter.open_or_create(store, "a", options=options) as writer:
         writer.append(b"x")
 
 
@@ -63,7 +63,7 @@ def test_writers_of_one_append_write_as_little_as_a_long_lived_one(memory_store:
     written = {}
     for log in ("long", "short"):
         store = CountingStore(memory_store)
-        long = LogWriter.open_or_initialize(store, log)
+        long = LogWriter.open_or_create(store, log)
         for number in range(count):
             if number == count - last:
                 store.written.clear()
@@ -100,7 +100,7 @@ def test_fragments_a_dead_writer_left_unrolled_are_rolled_by_the_next_first_comm
     store: ObjectStore,
 ) -> None:
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
-    with LogWriter.open_or_initialize(store, "a", options=unrolled) as writer:
+    with LogWriter.open_or_create(store, "a", options=unrolled) as writer:
         futures = [writer.submit(b"x") for _ in range(50)]
     assert [future.result().offset for future in futures] == list(range(1, 51))
 
@@ -217,7 +217,7 @@ def test_long_lived_writer_waits_for_no_snapshot(memory_store: MemoryStore) -> N
             waiting.wait(DEADLINE_S)
 
     faulty.before = hang
-    with LogWriter.open_or_initialize(faulty, "a", options=SHORT) as writer:
+    with LogWriter.open_or_create(faulty, "a", options=SHORT) as writer:
         for number in range(3 * DUE):
             assert writer.append(b"x").offset == number + 1
         assert not manifest_of(memory_store).snapshots

@@ -61,7 +61,7 @@ def test_maintenance_far_from_the_store_gets_its_turn_beside_a_busy_writer(
     stop = threading.Event()
     # One fragment per record, so that the tree is rolled continuously.
     options = WriterOptions(batch_records_max=1)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     def write() -> None:
         with LogWriter.open(away(memory_store, NEAR_S), "a", options=options) as writer:
@@ -74,7 +74,7 @@ def test_maintenance_far_from_the_store_gets_its_turn_beside_a_busy_writer(
     try:
         while (end := LogReader.open(memory_store, "a").manifest().next.position).offset < 50:
             time.sleep(0.01)
-        CursorStore(memory_store, "a").init("consumer", end)
+        CursorStore(memory_store, "a").create("consumer", end)
 
         far = CountingStore(away(memory_store, FAR_S))
         assert MAINTENANCE[change](far)
@@ -92,7 +92,7 @@ def test_append_with_little_time_left_does_not_pause(
     monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MAX", 2.0)
     began_s = time.monotonic()
 
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
         for number in range(20):
             writer.append(b"%d" % number)
 
@@ -146,7 +146,7 @@ def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
         raise InterruptedCall
 
     runtime = ThreadRuntime()
-    writer = LogWriter.open_or_initialize(memory_store, "a", runtime=runtime)
+    writer = LogWriter.open_or_create(memory_store, "a", runtime=runtime)
     runtime.close()
     monkeypatch.setattr("wal3_core.log.write.pacing._FIRST_S", 0.0)
     monkeypatch.setattr("wal3_core.log.write.pacing._PAUSE_S_MAX", 60.0)
@@ -174,7 +174,7 @@ def test_writers_of_one_log_that_never_pause_append_in_turns(memory_store: Memor
             raise StoreDeniedError("the test is over")
 
     store = FaultyStore(memory_store, before=refuse)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     writers = [LogWriter.open(store, "a", options=WriterOptions(commit_pause_s_max=0)) for _ in range(2)]
     try:
         offsets = [writer.submit(b"x").result(20).offset for _ in range(10) for writer in writers]

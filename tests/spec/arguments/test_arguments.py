@@ -169,7 +169,7 @@ class Entry:
             "FeedReader": lambda: FeedReader.open(store, LOG),
             "FeedSubscription": lambda: FeedSubscription.open(store, LOG, "s"),
             "FeedWriter": lambda: FeedWriter.open(store, LOG),
-            "DirtyLog": lambda: DirtyLog.open(store, "s"),
+            "DirtyLog": lambda: DirtyLog.open_or_create(store, "s"),
             "DelayQueue": lambda: opened(DelayQueue.open_or_create(store, "q")),
             "Fleet": lambda: Fleet.open(store),
             "KeyedLog": lambda: KeyedLog.open(store, LOG),
@@ -222,9 +222,9 @@ async def _awaited(answer: Awaitable[object]) -> None:
 
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in entries()])
 def test_wrong_type_is_refused_by_name_and_changes_nothing(memory_store: MemoryStore, entry: Entry) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append(b"x")
-    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0))
+    CursorStore(memory_store, LOG).create("c", LogPosition(1, 0))
     call = entry.call(memory_store)
     before, known = objects_of(memory_store), kinds()
     unchecked = UNCHECKED_PARAMETERS.get(entry.name, set())
@@ -256,11 +256,11 @@ def test_every_entry_is_called() -> None:
 
 
 def test_integers_of_any_type_are_accepted_and_stored_as_plain_ones(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append_many([b"1", b"2", b"3"])
     position = LogPosition(np.uint64(3), np.int64(0))
 
-    CursorStore(memory_store, LOG).init("c", position)
+    CursorStore(memory_store, LOG).create("c", position)
 
     assert (type(position.offset), type(position.timestamp_us)) == (int, int)
     found = CursorStore(memory_store, LOG).load("c")
@@ -291,7 +291,7 @@ def test_buffers_are_appended_as_they_were_when_passed_in(memory_store: MemorySt
     """A caller may read from a socket into one buffer repeatedly."""
     buffer = bytearray(b"first")
     everyother = memoryview(b"a-b-c-")[::2]
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         futures = [writer.submit(buffer)]
         buffer[:] = b"other"
         futures.append(writer.submit(memoryview(buffer)))
@@ -310,12 +310,12 @@ def test_buffers_are_appended_as_they_were_when_passed_in(memory_store: MemorySt
 
 def test_part_of_a_log_s_name_that_no_file_system_accepts_is_refused_by_name(store: ObjectStore) -> None:
     longest = f"{'p' * 255}/{'q' * 244}"
-    LogWriter.initialize(store, longest)
+    LogWriter.create(store, longest)
     with LogWriter.open(store, longest) as writer:
         writer.append(b"x")
     assert list(list_logs(store)) == [longest]
 
-    for entry in (LogWriter.initialize, LogWriter.open, LogReader.open, CursorStore, PinStore, collect, destroy, scrub):
+    for entry in (LogWriter.create, LogWriter.open, LogReader.open, CursorStore, PinStore, collect, destroy, scrub):
         with pytest.raises(InvalidRequestError, match="log name .*parts of at most 255 bytes.*found one of 256"):
             entry(store, f"team/{'p' * 256}")
 
@@ -325,13 +325,13 @@ def test_part_of_a_log_s_name_that_no_file_system_accepts_is_refused_by_name(sto
 
 
 def test_name_of_a_cursor_or_pin_that_no_file_system_accepts_is_refused_by_name(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
-    CursorStore(store, LOG).init("c" * 200, LogPosition(1, 0))
+    CursorStore(store, LOG).create("c" * 200, LogPosition(1, 0))
     PinStore(store, LOG).create("p" * 200, reason="r")
 
     with pytest.raises(InvalidRequestError, match="cursor name: expected .* at most 200 bytes, found 251"):
-        CursorStore(store, LOG).init("c" * 251, LogPosition(1, 0))
+        CursorStore(store, LOG).create("c" * 251, LogPosition(1, 0))
     with pytest.raises(InvalidRequestError, match="pin name: expected .* at most 200 bytes, found 251"):
         PinStore(store, LOG).create("p" * 251, reason="r")
 
@@ -340,7 +340,7 @@ def test_name_of_a_cursor_or_pin_that_no_file_system_accepts_is_refused_by_name(
 
 
 def test_seal_by_a_number_is_refused_and_the_log_stays_readable(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
 
     with pytest.raises(InvalidRequestError, match="sealed_by: expected text, found int 4711"):
@@ -350,7 +350,7 @@ def test_seal_by_a_number_is_refused_and_the_log_stays_readable(store: ObjectSto
 
 
 def test_generators_check_their_arguments_when_they_are_called(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         writer.append(b"x")
     counting = CountingStore(memory_store)
 
@@ -394,9 +394,9 @@ class Names(str, Enum):  # noqa: UP042 - a StrEnum is formatted as what it stand
 
 
 def test_member_of_an_enum_is_used_as_its_value(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, Names.LOG) as writer:
+    with LogWriter.open_or_create(store, Names.LOG) as writer:
         writer.append(b"x")
-    CursorStore(store, Names.LOG).init(Names.CURSOR, LogPosition(1, 0))
+    CursorStore(store, Names.LOG).create(Names.CURSOR, LogPosition(1, 0))
     PinStore(store, Names.LOG).create(Names.PIN, reason=Names.PIN)
     seal(store, Names.LOG, reason=Names.PIN, successor=Names.SUCCESSOR)
 
@@ -420,7 +420,7 @@ def test_infinite_time_counts_as_ten_years(endless: float) -> None:
 
 @pytest.mark.parametrize("wrong", [Fraction(10**400), 10**400, 10**10_000], ids=["fraction", "digits", "unwritten"])
 def test_time_that_no_float_can_represent_is_refused(memory_store: MemoryStore, wrong: float) -> None:
-    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+    with LogWriter.open_or_create(memory_store, LOG) as writer:
         with pytest.raises(InvalidRequestError, match="timeout_s: expected a number"):
             writer.submit(b"x", timeout_s=wrong)
         with pytest.raises(InvalidRequestError, match="idle_s: expected a number"):
@@ -439,7 +439,7 @@ def test_endless_records_are_refused_at_the_first_one_too_many(memory_store: Mem
             yield b"x"
 
     with (
-        LogWriter.open_or_initialize(memory_store, LOG, options=WriterOptions(batch_records_max=10)) as writer,
+        LogWriter.open_or_create(memory_store, LOG, options=WriterOptions(batch_records_max=10)) as writer,
         pytest.raises(InvalidRequestError, match="expected at most .* 10 records .* found at least .* 11 records"),
     ):
         writer.append_many(records())

@@ -45,10 +45,10 @@ from wal3_core import (
     bootstrap,
     collect,
     copy,
+    create_successor,
     destroy,
     dirty_logs,
     follow_across,
-    initialize_successor,
     is_queue,
     list_logs,
     migrate,
@@ -92,10 +92,10 @@ ASKS_NOTHING = {"assigned", "enable_metrics", "open_store", "Engine", "LogAt"}
 def filled(memory_store: MemoryStore) -> MemoryStore:
     """A log with a tree, a cursor, a pin and a policy; one that is sealed; one that was destroyed."""
     for log in ("a", "sealed", "gone"):
-        with LogWriter.open_or_initialize(memory_store, log, options=TREE) as writer:
+        with LogWriter.open_or_create(memory_store, log, options=TREE) as writer:
             for number in range(20):
                 writer.append(b"%d" % number)
-    CursorStore(memory_store, "a").init("c", LogPosition(9, 0))
+    CursorStore(memory_store, "a").create("c", LogPosition(9, 0))
     PinStore(memory_store, "a").create("p", reason="a test")
     PolicyStore(memory_store, "a").change(lambda policy: replace(policy, retention_s=0))
     seal(memory_store, "sealed", reason="full", successor="next")
@@ -105,8 +105,8 @@ def filled(memory_store: MemoryStore) -> MemoryStore:
 
 
 def write(store: ObjectStore) -> object:
-    LogWriter.initialize(store, "new")
-    with LogWriter.open_or_initialize(store, "newer") as writer:
+    LogWriter.create(store, "new")
+    with LogWriter.open_or_create(store, "newer") as writer:
         writer.append(b"1")
     with LogWriter.open(store, "a", options=TREE, ordered=True) as writer:
         writer.append_many([b"1"] * 3)
@@ -125,7 +125,7 @@ def consume(store: ObjectStore) -> object:
 
 
 def publish(store: ObjectStore) -> object:
-    with FeedWriter.open_or_initialize(store, "feed") as writer:
+    with FeedWriter.open_or_create(store, "feed") as writer:
         return writer.publish("t", 1).result()
 
 
@@ -149,7 +149,7 @@ def move_cursors(store: ObjectStore) -> object:
     found = cursors.load("c")
     assert found is not None
     cursors.save("c", LogPosition(12, 0), found)
-    cursors.init("d", LogPosition(20, 0))
+    cursors.create("d", LogPosition(20, 0))
     cursors.delete("d")
     return cursors.list(), cursors.offsets()
 
@@ -241,7 +241,7 @@ def write_many(store: ObjectStore) -> object:
 
 
 def mark(store: ObjectStore) -> object:
-    with DirtyLog.open(store, "s") as dirty, LogWriter.open(store, "a", options=TREE, marks=dirty) as writer:
+    with DirtyLog.open_or_create(store, "s") as dirty, LogWriter.open(store, "a", options=TREE, marks=dirty) as writer:
         return writer.append(b"1")
 
 
@@ -287,7 +287,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "destroy": lambda store: destroy(store, "a", also_pinned=True),
     "dirty_logs": lambda store: [mark(store), dirty_logs(store)],
     "follow_across": lambda store: list(follow_across(store, "a", idle_s=0)),
-    "initialize_successor": lambda store: initialize_successor(store, "sealed"),
+    "create_successor": lambda store: create_successor(store, "sealed"),
     "list_logs": lambda store: list(list_logs(store)),
     "is_queue": look_at_queue,
     "read_queue_dead": look_at_queue,
@@ -374,7 +374,7 @@ def test_entry_gives_up_on_a_silent_store_after_the_time_in_its_url(filled: Memo
 
 
 def test_log_with_an_oversized_manifest_is_listed_as_a_log(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     memory_store.create(f"huge/{MANIFEST}", b" " * (BYTES_MAX + 1))
 
     assert list(list_logs(BoundedStore(memory_store))) == ["a", "huge"]

@@ -119,7 +119,7 @@ def test_largest_fragment_a_writer_makes_is_read_copied_and_read_through_a_pin(
     reading = ReaderOptions(fragment_expanded_bytes_max=expanded_bytes(BYTES_MAX_HERE, RECORDS_MAX_HERE))
     body = b"x" * (BYTES_MAX_HERE // count - 8 * keyed)
     records = [Message(body, b"%08d" % number if keyed else None) for number in range(count)]
-    with LogWriter.open_or_initialize(memory_store, "a", options=writing) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=writing) as writer:
         writer.append_many(records)
     PinStore(memory_store, "a").create("pin", reason="a test")
 
@@ -136,7 +136,7 @@ def lengths(reader: LogReader) -> tuple[int, int]:
 
 
 def test_reader_s_own_limit_holds_for_copies_and_pinned_reads(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x" * MIB)
     PinStore(memory_store, "a").create("pin", reason="a test")
     small = ReaderOptions(fragment_expanded_bytes_max=100 * KIB)
@@ -157,7 +157,7 @@ def test_defaults_are_within_the_limits() -> None:
 
 
 def test_mapping_is_refused_as_only_its_keys_would_be_appended(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         with pytest.raises(InvalidRequestError, match="records: expected an iterable of records, found dict"):
             writer.append_many({b"key": b"value"})
         assert writer.append_many({b"key": b"value"}.values()).offset == 1

@@ -92,7 +92,7 @@ def test_plan_counts_the_bytes_that_the_collection_frees(store: ObjectStore) -> 
 
 
 def test_fragment_with_a_record_that_a_cursor_needs_stays_whole(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         for _ in range(3):
             writer.append_many([Message(b"x")] * 4)
     place(store, 8)
@@ -183,7 +183,7 @@ def test_cursors_count_even_where_a_log_without_them_may_be_collected(store: Obj
 
 
 def test_missing_log_is_not_collected(store: ObjectStore) -> None:
-    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+    with pytest.raises(LogNotFoundError, match="create the log first"):
         gather(store)
 
 
@@ -304,7 +304,7 @@ def test_plan_that_deletes_nearly_all_without_a_consumer_is_refused_unless_allow
 
     for writers in ((), ("writer-w",)):
         for name in writers:
-            CursorStore(store, LOG).init(name, LogPosition(20, 0), owner=Owner.WRITER)
+            CursorStore(store, LOG).create(name, LogPosition(20, 0), owner=Owner.WRITER)
         with pytest.raises(CollectionRefusedError, match=r"at most 90% .* no consumer's cursor .* found 95\.0%"):
             gather(store, limited, limit_offset=20)
         assert (reachable(store), documents(store)) == (before, [])
@@ -323,7 +323,7 @@ def test_log_whose_consumer_has_read_everything_is_collected_whole(store: Object
 
 def test_log_of_which_only_a_writer_has_a_cursor_is_not_collected(store: ObjectStore) -> None:
     plant(store)
-    CursorStore(store, LOG).init("writer-w", LogPosition(12, 0), owner=Owner.WRITER)
+    CursorStore(store, LOG).create("writer-w", LogPosition(12, 0), owner=Owner.WRITER)
     before = reachable(store)
 
     with pytest.raises(CollectionRefusedError, match="found none of a consumer") as refused:

@@ -349,7 +349,7 @@ def test_cursor_created_during_a_collection_never_points_at_deleted_records(stor
 
     def come(log: ObjectStore) -> int | None:
         try:
-            return CursorStore(log, LOG, retry=QUICK).init("late", LogPosition(6, 0)).cursor.position.offset
+            return CursorStore(log, LOG, retry=QUICK).create("late", LogPosition(6, 0)).cursor.position.offset
         except GarbageCollectedError:
             return None
 

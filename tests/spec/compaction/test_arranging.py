@@ -56,7 +56,7 @@ KEYS = st.sampled_from([b"", b"a", b"a\0", b"b" * 1024, b"\xff"])
 
 def arranging_log(store: ObjectStore, **terms: int) -> None:
     """Begin a log that is collected, and arranged by key."""
-    LogWriter.open_or_initialize(store, LOG).close()
+    LogWriter.open_or_create(store, LOG).close()
     PolicyStore(store, LOG).change(lambda _: Policy(arrange_by_key=True, **terms))
 
 
@@ -136,11 +136,11 @@ def test_cursors_hold_back_no_pass_that_drops_nothing(memory_store: MemoryStore)
     append(memory_store, *(rows(3, seed=number) for number in range(6)))
     before = held(memory_store)
     cursors = CursorStore(memory_store, LOG)
-    cursors.init("first", LogPosition(5, 0))
+    cursors.create("first", LogPosition(5, 0))
 
     token = compactor(memory_store).merge().token
     assert token is not None
-    cursors.init("second", LogPosition(2, 0))
+    cursors.create("second", LogPosition(2, 0))
     installed = compactor(memory_store).install(token)
 
     assert (installed.overtaken, held(memory_store)) == (None, before)
@@ -151,7 +151,7 @@ def test_collection_goes_on_at_a_position_inside_an_arranged_fragment(memory_sto
     arranging_log(memory_store)
     append(memory_store, *(rows(3, seed=number) for number in range(6)))
     cursors = CursorStore(memory_store, LOG)
-    witness = cursors.init("c", LogPosition(8, 0))
+    witness = cursors.create("c", LogPosition(8, 0))
     compactor(memory_store).compact()
     append(memory_store, rows(3), rows(3))
     before = held(memory_store)
@@ -339,7 +339,7 @@ def test_any_log_holds_what_it_held_after_every_pass_and_its_copy_does(turns: li
         assert all(before.limit.offset == after.start.offset for before, after in pairwise(pointers))
     copy(LogAt(store, LOG), LogAt(store, "copy"))
     assert [(each.offset, each.key, each.body) for each in LogReader.open(store, "copy").records()] == expected
-    CursorStore(store, LOG).init("c", LogPosition(min(cursor, len(expected) + 1), 0))
+    CursorStore(store, LOG).create("c", LogPosition(min(cursor, len(expected) + 1), 0))
     collect(store, LOG, options=NOW)
     first = manifest_of(store).first.position.offset
     assert held(store) == expected[first - 1 :]

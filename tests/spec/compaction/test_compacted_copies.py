@@ -305,7 +305,7 @@ def test_lost_snapshot_of_compacted_fragments_is_not_made_from_an_uncompacted_co
 def test_target_that_is_no_copy_is_still_named_so() -> None:
     store, _ = grown()
     compact(store, "a", DROPPED, GROUPS)
-    LogWriter.initialize(store, "b")
+    LogWriter.create(store, "b")
     append_fragments(store, "b", fragments(12, 3))
 
     with pytest.raises(InvalidRequestError, match="expected a copy of log"):

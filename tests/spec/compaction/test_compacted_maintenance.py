@@ -21,7 +21,7 @@ from wal3_core import (
     PinStore,
     Record,
     UnknownDurabilityError,
-    initialize_successor,
+    create_successor,
     open_pinned,
     over_limit,
     records_across,
@@ -110,10 +110,10 @@ def test_collection_ends_at_a_fragment_and_keeps_a_run_that_a_cursor_lies_in() -
     left = without(found, 2, 3, 4, 5, 6, 8, 9, 14)
     replaced = compact(store, "a", {2, 3, 4, 5, 6, 8, 9, 14}, [(0, 3), (3, 6)])
     delete_objects(store, "a", replaced)
-    CursorStore(store, "a").init("c", LogPosition(9, T0))
+    CursorStore(store, "a").create("c", LogPosition(9, T0))
     collector = Collector(store, "a", options=NOW)
     assert collector.plan().empty
-    CursorStore(store, "a").init("d", LogPosition(10, T0))
+    CursorStore(store, "a").create("d", LogPosition(10, T0))
     CursorStore(store, "a").delete("c")
     plan = collector.plan()
     assert (plan.first.position.offset, plan.num_records) == (10, 2)
@@ -202,7 +202,7 @@ def test_successor_goes_on_behind_a_log_with_gaps() -> None:
     store, found = grown()
     compact(store, "a", {1, 20, 36}, [(2, 6)])
     seal(store, "a", reason="r", sealed_by="s", successor="b")
-    initialize_successor(store, "a")
+    create_successor(store, "a")
     with LogWriter.open(store, "b") as writer:
         assert writer.append(b"next").offset == 37
     compact(store, "a", {2}, [(6, 8)])
@@ -215,7 +215,7 @@ def test_successor_goes_on_behind_a_log_with_gaps() -> None:
 def test_outcome_of_an_append_whose_fragment_was_compacted_is_unknown() -> None:
     """The compacted fragment has another path; that does not show that the append is not in the log."""
     faulty = FaultyStore(MemoryStore(shared_runtime()))
-    LogWriter.initialize(faulty, "a")
+    LogWriter.create(faulty, "a")
     quick = WriterOptions(batch_records_max=1, retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
     with LogWriter.open(faulty, "a", options=quick, ordered=True) as writer:
         faulty.fail("replace", "MANIFEST", "applied-unknown", times=1)
@@ -243,7 +243,7 @@ def test_log_without_cursors_has_no_more_unprocessed_records_than_it_holds() -> 
     compact(store, "a", range(1, 300), [(0, 3)])
 
     assert over_limit(store, ["a"], unprocessed_max=1000) == []
-    CursorStore(store, "a").init("c", LogPosition(301, T0))
+    CursorStore(store, "a").create("c", LogPosition(301, T0))
     assert over_limit(store, ["a"], unprocessed_max=1000) == []
 
 

@@ -120,7 +120,7 @@ def test_outline_says_for_how_long_a_cursor_has_held_records_back(memory_store: 
     store = ClockStore(memory_store)
     keyed_log(store, max_compaction_lag_s=DAY_S)
     append(store, [(b"a", b"1")], [(b"a", b"2")], [(b"a", b"3")])
-    CursorStore(store, "a").init("reader", LogPosition(2, 0))
+    CursorStore(store, "a").create("reader", LogPosition(2, 0))
     store.pass_s(3 * DAY_S)
 
     before = compactor(store).outline()

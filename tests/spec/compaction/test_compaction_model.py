@@ -87,7 +87,7 @@ class KeyedLog(RuleBasedStateMachine):
         self.cursors = CursorStore(self.store, LOG, runtime=self.runtime, retry=QUICK)
         self.pinned: dict[str, list[Record]] = {}
         self.copies = 0
-        self.writer = LogWriter.open_or_initialize(self.store, LOG, options=TINY, runtime=self.runtime)
+        self.writer = LogWriter.open_or_create(self.store, LOG, options=TINY, runtime=self.runtime)
 
     # ------------------------------------------------------------------ what may be done
 
@@ -158,7 +158,7 @@ class KeyedLog(RuleBasedStateMachine):
         witness = self.cursors.load(name)
         try:
             if witness is None:
-                self.cursors.init(name, position)
+                self.cursors.create(name, position)
             else:
                 self.cursors.save(name, position, witness)
         except GarbageCollectedError:

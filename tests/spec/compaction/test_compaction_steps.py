@@ -113,7 +113,7 @@ def killed(*_: object, **__: object) -> None:
 
 
 def cursor_below(store: ObjectStore) -> None:
-    CursorStore(store, LOG).init("late", LogPosition(2, 0))
+    CursorStore(store, LOG).create("late", LogPosition(2, 0))
 
 
 def other_policy(store: ObjectStore) -> None:
@@ -175,7 +175,7 @@ def test_cursor_is_seen_though_another_process_announces_its_pass_again(memory_s
     token = merged(template)
 
     def made_and_announced_again(store: ObjectStore, seen: list[int]) -> None:
-        CursorStore(store, LOG).init("late", LogPosition(2, 0))
+        CursorStore(store, LOG).create("late", LogPosition(2, 0))
         seen.extend(offset for offset, _, _ in held(store) if offset >= 2)
         manifests = stores_of(store).manifests
         base = manifests.load()
@@ -208,13 +208,13 @@ def test_dead_pass_does_not_hold_up_processes_that_may_not_write_the_manifest(
     reader.fail("replace", "MANIFEST", "denied", times=2**31)
     cursors = CursorStore(reader, LOG, retry=QUICK)
     with pytest.raises(StoreDeniedError):
-        cursors.init("early", LogPosition(1, 0))
+        cursors.create("early", LogPosition(1, 0))
     cursors.delete("early")
 
     store.pass_s(2 * DAY_S)
     collect(store, LOG, options=LATER)
 
-    cursors.init("late", LogPosition(1, 0))
+    cursors.create("late", LogPosition(1, 0))
     assert manifest_of(store).compacting is None
     assert compactor(store).install(token).overtaken is not None
 
@@ -225,7 +225,7 @@ def test_cursor_that_came_too_late_sees_every_record_from_where_it_was_put(memor
     grown(template)
     PolicyStore(template, LOG).change(lambda _: Policy(cleanup=Cleanup.BOTH))
     cursors = CursorStore(template, LOG)
-    cursors.init("done", LogPosition(3, 0))
+    cursors.create("done", LogPosition(3, 0))
     assert collect(template, LOG, options=NOW).plan.num_records == 2
     cursors.delete("done")
     token = merged(template, force=True)
@@ -233,7 +233,7 @@ def test_cursor_that_came_too_late_sees_every_record_from_where_it_was_put(memor
     def put_back(store: ObjectStore, seen: list[int]) -> None:
         cursors = CursorStore(store, LOG)
         with pytest.raises(GarbageCollectedError, match="it is now at 3"):
-            cursors.init("late", LogPosition(1, 0))
+            cursors.create("late", LogPosition(1, 0))
         seen.extend(offset for offset, _, _ in held(store))
 
     counted = FaultyStore(replant(template, into, 0))

@@ -102,7 +102,7 @@ def test_pass_over_a_log_that_was_replaced_leaves_nothing_in_the_one_that_follow
         if len(held(store)) == 2:
             faulty.before = lambda _kind, _path: None
             destroy(store, LOG)
-            LogWriter.initialize(store, LOG)
+            LogWriter.create(store, LOG)
 
     faulty.before = replace_log
 
@@ -215,7 +215,7 @@ def test_pass_announced_again_by_another_process_is_withdrawn() -> None:
         # The first has read the cursors, and is about to read the policy.
         if kind == "get" and path.endswith(POLICY):
             first.before = lambda _kind, _path: None
-            CursorStore(store, LOG).init("reader", LogPosition(2, 0))
+            CursorStore(store, LOG).create("reader", LogPosition(2, 0))
             second.before = announce_again
             with pytest.raises(Crashed):
                 compactor(second).install(token)
@@ -240,7 +240,7 @@ def test_cursor_created_after_the_cursors_were_read_withdraws_the_pass() -> None
         # The cursors have been read, and the policy is read next.
         if kind == "get" and path.endswith(POLICY):
             late.before = lambda _kind, _path: None
-            CursorStore(store, LOG).init("reader", LogPosition(2, 0))
+            CursorStore(store, LOG).create("reader", LogPosition(2, 0))
 
     late.before = cursor_in_between
 

@@ -50,7 +50,7 @@ MIXED = [
 def write(store: ObjectStore, fragments: Sequence[Sequence[Message]]) -> list[FragmentPointer]:
     """Append each list of records as one fragment."""
     writing = WriterOptions(batch_bytes_max=2**26)
-    with LogWriter.open_or_initialize(store, LOG, options=writing) as writer:
+    with LogWriter.open_or_create(store, LOG, options=writing) as writer:
         for messages in fragments:
             writer.append_many(messages)
     return LogReader.open(store, LOG).scan()

@@ -47,7 +47,7 @@ def test_pass_keeps_the_newest_record_of_each_key_at_its_offset(store: ObjectSto
 
 
 def test_log_whose_policy_does_not_compact_is_refused(store: ObjectStore) -> None:
-    LogWriter.open_or_initialize(store, LOG).close()
+    LogWriter.open_or_create(store, LOG).close()
 
     with pytest.raises(KeyCompactionRefusedError, match="expected a policy that compacts"):
         compactor(store).compact()
@@ -102,7 +102,7 @@ def test_tombstone_goes_a_retention_after_the_pass_below_it_also_in_a_quiet_log(
 def test_cursor_keeps_every_record_from_its_position_on(store: ObjectStore) -> None:
     keyed_log(store)
     append(store, *([(b"a", b"%d" % number)] for number in range(6)))
-    CursorStore(store, LOG).init("reader", LogPosition(4, 0))
+    CursorStore(store, LOG).create("reader", LogPosition(4, 0))
 
     compactor(store).compact()
 
@@ -194,7 +194,7 @@ def test_cursor_created_during_a_pass_sees_every_record(memory_store: MemoryStor
 
     def create(_kind: str, _path: str) -> None:
         if next(numbers) == request_number:
-            CursorStore(memory_store, LOG).init("reader", LogPosition(4, 0))
+            CursorStore(memory_store, LOG).create("reader", LogPosition(4, 0))
             seen.extend(offset for offset, _, _ in held(memory_store) if offset >= 4)
 
     store.before = create
@@ -230,7 +230,7 @@ def test_cursor_of_a_process_that_may_not_write_the_manifest_waits_for_the_pass(
             assert compactor(memory_store).install(token).overtaken is not None
 
     denied.before = install
-    CursorStore(denied, LOG, retry=RetryOptions(timeout_s=30)).init("reader", LogPosition(4, 0))
+    CursorStore(denied, LOG, retry=RetryOptions(timeout_s=30)).create("reader", LogPosition(4, 0))
 
     assert denied.fired["denied"] == 1
     assert [offset for offset, _, _ in held(memory_store)] == [1, 2, 3, 4, 5, 6]

@@ -84,7 +84,7 @@ def rollups(store: ObjectStore, log: str = LOG) -> set[str]:
 
 def keyed(store: ObjectStore) -> None:
     """Make a log of six fragments with keys, four of them in two snapshots."""
-    with LogWriter.open_or_initialize(store, LOG) as writer:
+    with LogWriter.open_or_create(store, LOG) as writer:
         for number in range(6):
             writer.append_many([Message(b"%d" % number, b"k%d" % number), Message(None, b"gone %d" % number)])
     roll(store, SMALL)

@@ -93,13 +93,13 @@ def test_bootstrapped_log_continues_like_any_other(store: ObjectStore) -> None:
     assert appended.offset == FIRST + 20
     assert appended.timestamp_us >= records[-1].timestamp_us
     assert [record.offset for record in LogReader.open(store, "a").records(AtTime(70))] == list(range(1014, 1021))
-    assert CursorStore(store, "a").init("reader", LogPosition(FIRST, 0)).cursor.position.offset == FIRST
+    assert CursorStore(store, "a").create("reader", LogPosition(FIRST, 0)).cursor.position.offset == FIRST
     with pytest.raises(GarbageCollectedError, match="from 1000, found 999"):
         list(LogReader.open(store, "a").records(FIRST - 1))
 
 
 def test_part_of_another_log_is_proven_by_that_log_s_own_setsum(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "source") as writer:
+    with LogWriter.open_or_create(memory_store, "source") as writer:
         for number in range(30):
             writer.append_many([Message(b"%d" % number, b"k"), b"x"])
     reader = LogReader.open(memory_store, "source")
@@ -173,7 +173,7 @@ def assert_no_log_yet(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError):
         LogReader.open(store, "a")
     with pytest.raises((LogExistsError, CorruptError)):
-        LogWriter.initialize(store, "a")
+        LogWriter.create(store, "a")
 
 
 @pytest.mark.parametrize("origin", [{"first_offset": 0}, {"first_offset": 2**64}, {"timestamp_us": -1}])
@@ -214,7 +214,7 @@ def test_time_far_beyond_the_store_s_clock_is_refused_unless_that_is_allowed(sto
 
 
 def test_existing_log_is_left_alone(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append(b"mine")
     before = LogReader.open(store, "a").manifest()
 

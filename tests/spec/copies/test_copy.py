@@ -125,7 +125,7 @@ def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: M
 
 
 def test_copy_from_an_offset_inside_a_fragment_begins_at_that_offset(store: ObjectStore, other: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([b"1", b"2", b"3"])
         writer.append_many([b"4", b"5", b"6"])
 
@@ -310,7 +310,7 @@ def test_store_that_never_accepts_the_copy_leaves_no_log_and_a_pin_to_continue_f
 @pytest.mark.parametrize("part", ["log/", "snapshot/", "MANIFEST", "cursor/"])
 def test_unanswered_writes_are_resolved(memory_store: MemoryStore, fault: str, part: str) -> None:
     grow(memory_store, "a")
-    CursorStore(memory_store, "a").init("reader", LogPosition(2, 0))
+    CursorStore(memory_store, "a").create("reader", LogPosition(2, 0))
     other = FaultyStore(MemoryStore(shared_runtime()))
     other.fail("create", part, fault)
 
@@ -328,7 +328,7 @@ def test_cursors_are_copied_when_asked_for(store: ObjectStore, other: ObjectStor
     fill(store, "a", 5)
     cursors = CursorStore(store, "a")
     for name, offset in (("old", 1), ("first", 3), ("next", 6)):
-        cursors.init(name, LogPosition(offset, 7))
+        cursors.create(name, LogPosition(offset, 7))
 
     bare = copy(LogAt(store, "a"), LogAt(other, "bare"))
     copied = copy(LogAt(store, "a"), LogAt(other, "b"), from_offset=3, with_cursors=True)
@@ -351,7 +351,7 @@ def test_cursor_beyond_the_copied_records_is_set_to_their_end(memory_store: Memo
         if kind == "list" and "cursor/" in path and path.startswith("a/"):
             store.before = lambda _kind, _path: None
             fill(memory_store, "a", 3)
-            CursorStore(memory_store, "a").init("reader", manifest_of(memory_store, "a").next.position)
+            CursorStore(memory_store, "a").create("reader", manifest_of(memory_store, "a").next.position)
 
     store.before = move_on
     copy(LogAt(store, "a"), LogAt(memory_store, "b"), with_cursors=True)

@@ -71,7 +71,7 @@ def crash_at(store: FaultyStore, step: int, kinds: tuple[str, ...]) -> None:
 def test_copy_that_was_cut_short_anywhere_is_no_log_and_is_finished_by_the_next(from_offset: int | None) -> None:
     origin = MemoryStore(shared_runtime())
     grow(origin, "a")
-    CursorStore(origin, "a").init("reader", LogPosition(5, 0))
+    CursorStore(origin, "a").create("reader", LogPosition(5, 0))
     steps = 0
     for step in range(200):
         store = QueueingStore(origin)
@@ -200,7 +200,7 @@ def test_log_that_appears_at_the_target_meanwhile_is_left_alone(memory_store: Me
         # Before it claims the name.
         if (kind, path) == ("create", "b/manifest/MANIFEST.json"):
             other.before = lambda _kind, _path: None
-            LogWriter.initialize(other.inner, "b")
+            LogWriter.create(other.inner, "b")
 
     other.before = appear
     with pytest.raises(InvalidRequestError, match="another call began just now"):
@@ -219,7 +219,7 @@ def test_no_log_is_begun_where_a_copy_is_under_way(memory_store: MemoryStore) ->
         if kind == "replace" and path == "b/manifest/MANIFEST.json":
             store.before = lambda _kind, _path: None
             with pytest.raises(LogExistsError, match="found a copy of .* that is under way") as caught:
-                LogWriter.initialize(memory_store, "b")
+                LogWriter.create(memory_store, "b")
             refused.append(str(caught.value))
             with pytest.raises(LogNotFoundError, match="found a copy of .* that is under way"):
                 LogReader.open(memory_store, "b")
@@ -236,7 +236,7 @@ def test_no_log_is_begun_where_a_copy_is_under_way(memory_store: MemoryStore) ->
 
 def with_cursors(store: ObjectStore) -> None:
     fill(store, "a", 20)
-    CursorStore(store, "a").init("billing", LogPosition(5, 0))
+    CursorStore(store, "a").create("billing", LogPosition(5, 0))
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_slower_one_of_two_equal_copies_changes_nothing_of_the_finished_copy(
             witness = cursors.load("billing")
             assert witness is not None
             cursors.save("billing", LogPosition(15, 0), witness)
-            cursors.init("audit", LogPosition(2, 0))
+            cursors.create("audit", LogPosition(2, 0))
             live.update({name: witness.cursor for name, witness in cursors.list().items()})
 
     slow.before = overtake

@@ -88,7 +88,7 @@ def test_update_of_a_copy_that_lacks_nothing_writes_nothing(store: ObjectStore) 
 
 
 def test_copy_of_an_empty_log_is_updated(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     copy(LogAt(store, "a"), LogAt(store, "b"))
     fill(store, "a", 3)
 
@@ -182,7 +182,7 @@ def test_source_that_was_collected_beyond_the_copy_s_end_is_refused(store: Objec
 
 def test_cursor_on_the_source_keeps_what_the_copy_lacks(store: ObjectStore) -> None:
     backed_up(store)
-    CursorStore(store, "a").init("backup", LogPosition(6, 0))
+    CursorStore(store, "a").create("backup", LogPosition(6, 0))
     fill(store, "a", 5)
 
     collect(store, "a", 8)
@@ -204,12 +204,12 @@ def test_log_restored_from_its_copy_goes_on_with_that_copy(store: ObjectStore) -
 def test_cursors_follow_the_source_s_within_the_copy(store: ObjectStore) -> None:
     backed_up(store)
     theirs, ours = CursorStore(store, "a"), CursorStore(store, "b")
-    witness = theirs.init("billing", LogPosition(2, 0))
-    ours.init("own", LogPosition(3, 0))
+    witness = theirs.create("billing", LogPosition(2, 0))
+    ours.create("own", LogPosition(3, 0))
     update(store, with_cursors=True)
     fill(store, "a", 4)
     theirs.save("billing", LogPosition(9, 0), witness)
-    theirs.init("new", LogPosition(1, 0))
+    theirs.create("new", LogPosition(1, 0))
 
     moved = update_copy(LogAt(store, "a"), LogAt(store, "b"), with_cursors=True).num_cursors
 
@@ -225,7 +225,7 @@ def test_update_with_cursors_goes_on_while_a_collection_is_announced_in_the_copy
     """Its collector may have died: cursors below what it keeps are left out, and a writer's is put there."""
     backed_up(store, 9)
     for name, owner in (("reader", Owner.CONSUMER), ("writer-w", Owner.WRITER)):
-        CursorStore(store, "a").init(name, LogPosition(3, 0), owner=owner)
+        CursorStore(store, "a").create(name, LogPosition(3, 0), owner=owner)
     collector = Collector(store, "b", options=NOW)
     collector.announce(collector.plan(8))
     fill(store, "a", 2)
@@ -316,7 +316,7 @@ def test_another_update_that_saw_more_of_the_source_ends_neither(store: ObjectSt
 def test_source_s_snapshots_that_were_replaced_and_deleted_meanwhile_are_no_damage(store: ObjectStore) -> None:
     backed_up(store)
     fill(store, "a", 150)
-    CursorStore(store, "a").init("backup", LogPosition(6, 0))
+    CursorStore(store, "a").create("backup", LogPosition(6, 0))
 
     def maintain() -> None:
         SnapshotCompactor(store, "a").compact()
@@ -366,7 +366,7 @@ def test_record_appended_to_a_copy_after_a_lost_answer_is_not_called_the_source_
 
 def test_fragments_deleted_as_orphans_before_their_commit_are_written_again(store: ObjectStore) -> None:
     backed_up(store)
-    CursorStore(store, "b").init("all", LogPosition(1, 0))
+    CursorStore(store, "b").create("all", LogPosition(1, 0))
     fill(store, "a", 20)
     faulty = at_first_commit(store, lambda: collect_all(store, "b", options=NOW))
 

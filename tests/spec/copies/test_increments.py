@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def append(store: ObjectStore, count: int) -> None:
-    with LogWriter.open_or_initialize(store, "orders") as writer:
+    with LogWriter.open_or_create(store, "orders") as writer:
         for number in range(count):
             writer.append(b"%d" % number, key=b"k%d" % (number % 3))
 
@@ -73,7 +73,7 @@ def test_parts_of_a_backup_restore_to_one_log_of_the_same_records_and_setsum(
     held: dict[int, Record] = {}
     append(log, 4)
     before: str | None = None
-    witness = cursors.init("backup", LogPosition(1, 0))
+    witness = cursors.create("backup", LogPosition(1, 0))
     parts = ["backup/full", "backup/1", "backup/2"]
     for count, part in zip((20, 3, 0), parts, strict=True):
         append(log, count)
@@ -106,7 +106,7 @@ def test_part_that_lacks_records_since_the_copy_before_is_refused_when_it_is_mad
     append(memory_store, 4)
     copy(LogAt(memory_store, "orders"), LogAt(memory_store, "full"))
     append(memory_store, 6)
-    CursorStore(memory_store, "orders").init(
+    CursorStore(memory_store, "orders").create(
         "consumer", LogReader.open(memory_store, "orders").manifest().next.position
     )
     collect_and_pass(memory_store, policy)
@@ -120,7 +120,7 @@ def test_part_that_lacks_records_since_the_copy_before_is_refused_when_it_is_mad
 
 def test_copy_does_not_go_on_after_another_log(memory_store: MemoryStore) -> None:
     append(memory_store, 4)
-    with LogWriter.open_or_initialize(memory_store, "other") as writer:
+    with LogWriter.open_or_create(memory_store, "other") as writer:
         writer.append(b"of another log")
 
     with pytest.raises(GarbageCollectedError, match="or that this is no copy of the log"):

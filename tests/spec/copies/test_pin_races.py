@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("times", [1, 3])
 def test_pin_that_races_a_collection_keeps_the_remaining_records(store: ObjectStore, when: str, times: int) -> None:
     # Fragments alone; a later test has snapshots of both depths too.
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for _ in range(12):
             writer.append(b"x")
     begins = iter((3, 6, 9))

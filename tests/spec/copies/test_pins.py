@@ -75,7 +75,7 @@ def test_missing_log_cannot_be_pinned(store: ObjectStore) -> None:
 
 
 def test_sealed_and_empty_logs_can_be_pinned(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     seal(memory_store, "a", reason="full")
 
     made = PinStore(memory_store, "a").create("audit", reason="a test")
@@ -146,7 +146,7 @@ def test_snapshots_that_were_rolled_up_stay_while_they_are_pinned(store: ObjectS
 def test_pinned_log_is_read_within_limits(
     memory_store: MemoryStore, start: ReadStart, limits: Limits, expected: list[int]
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"1", b"2", b"3"])
         writer.append_many([b"4", b"5"])
     PinStore(memory_store, "a").create("audit", reason="a test")

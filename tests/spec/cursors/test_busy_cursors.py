@@ -31,7 +31,7 @@ def consume(store: ObjectStore, hand: int, stop: threading.Event, passed: thread
     """Advance some of the consumers record by record without a pause."""
     cursors = CursorStore(store, LOG)
     names = [f"consumer{number}" for number in range(hand, CONSUMERS, HANDS)]
-    witnesses = {name: cursors.init(name, LogPosition(1, 0)) for name in names}
+    witnesses = {name: cursors.create(name, LogPosition(1, 0)) for name in names}
     for offset in range(2, RECORDS):
         for name in names:
             if stop.is_set():

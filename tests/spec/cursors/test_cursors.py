@@ -53,14 +53,14 @@ def collect_three(store: ObjectStore) -> None:
 
 @pytest.fixture
 def log(store: ObjectStore) -> list[LogPosition]:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         return [writer.append(b"x") for _ in range(5)]
 
 
 def test_cursor_is_created_moved_and_loaded(store: ObjectStore, log: list[LogPosition]) -> None:
     cursors = CursorStore(store, "a")
 
-    witness = cursors.init("reader", log[0])
+    witness = cursors.create("reader", log[0])
     moved = cursors.save("reader", log[3], witness)
     back = cursors.save("reader", log[1], moved)
 
@@ -72,7 +72,7 @@ def test_cursor_is_created_moved_and_loaded(store: ObjectStore, log: list[LogPos
 
 def test_cursor_saved_with_a_record_continues_after_it(store: ObjectStore, log: list[LogPosition]) -> None:
     cursors, reader = CursorStore(store, "a"), LogReader.open(store, "a")
-    witness = cursors.init("reader", log[0])
+    witness = cursors.create("reader", log[0])
     [*_, third] = reader.records(None, Limits(records=3))
 
     moved = cursors.save("reader", third, witness)
@@ -89,8 +89,8 @@ def test_cursor_begun_with_a_record_continues_after_it_and_with_a_position_at_it
     cursors, reader = CursorStore(store, "a"), LogReader.open(store, "a")
     [*_, third] = reader.records(None, Limits(records=3))
 
-    assert cursors.init("after", third).cursor.position == LogPosition(log[3].offset, third.timestamp_us)
-    assert cursors.init("at", third.position).cursor.position == LogPosition(log[2].offset, third.timestamp_us)
+    assert cursors.create("after", third).cursor.position == LogPosition(log[3].offset, third.timestamp_us)
+    assert cursors.create("at", third.position).cursor.position == LogPosition(log[2].offset, third.timestamp_us)
     assert [record.offset for record in reader.records(third.position)] == [3, 4, 5]
 
 
@@ -102,11 +102,11 @@ def test_second_init_and_stale_witness_are_conflicts_and_change_nothing(
     store: ObjectStore, log: list[LogPosition]
 ) -> None:
     cursors = CursorStore(store, "a")
-    witness = cursors.init("reader", log[0])
+    witness = cursors.create("reader", log[0])
     moved = cursors.save("reader", log[2], witness)
 
     with pytest.raises(CursorConflictError, match="expected no cursor"):
-        cursors.init("reader", log[1])
+        cursors.create("reader", log[1])
     with pytest.raises(CursorConflictError, match="expected generation 1"):
         cursors.save("reader", log[4], witness)
     assert cursors.load("reader") == moved
@@ -114,7 +114,7 @@ def test_second_init_and_stale_witness_are_conflicts_and_change_nothing(
 
 def test_one_of_many_moves_with_one_witness_wins(store: ObjectStore, log: list[LogPosition]) -> None:
     cursors = CursorStore(store, "a")
-    witness = cursors.init("reader", log[0])
+    witness = cursors.create("reader", log[0])
 
     def move(position: LogPosition) -> bool:
         try:
@@ -132,7 +132,7 @@ def test_one_of_many_moves_with_one_witness_wins(store: ObjectStore, log: list[L
 def test_cursors_are_listed_by_name_and_deleted(store: ObjectStore, log: list[LogPosition]) -> None:
     cursors = CursorStore(store, "a")
     for name in ("b", "a", "c-1_X"):
-        cursors.init(name, log[1])
+        cursors.create(name, log[1])
 
     cursors.delete("b")
     cursors.delete("b")
@@ -142,28 +142,28 @@ def test_cursors_are_listed_by_name_and_deleted(store: ObjectStore, log: list[Lo
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "ä", "x" * 201, "a.json"])
 def test_bad_cursor_name_is_refused(memory_store: MemoryStore, name: str) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with pytest.raises(InvalidRequestError, match="cursor name"):
-        CursorStore(memory_store, "a").init(name, LogPosition(1, 0))
+        CursorStore(memory_store, "a").create(name, LogPosition(1, 0))
 
 
 @pytest.mark.parametrize("offset", [0, 7, 2**64 - 1])
 def test_position_outside_the_log_is_refused(store: ObjectStore, log: list[LogPosition], offset: int) -> None:  # noqa: ARG001 - the log
     with pytest.raises(InvalidRequestError, match="from 1 to 6"):
-        CursorStore(store, "a").init("reader", LogPosition(offset, 0))
+        CursorStore(store, "a").create("reader", LogPosition(offset, 0))
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
 def test_save_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
     store = FaultyStore(memory_store)
     cursors = CursorStore(store, "a", retry=QUICK)
     store.fail("create", "cursor/", fault)
     store.fail("replace", "cursor/", fault)
 
-    witness = cursors.init("reader", LogPosition(1, 0))
+    witness = cursors.create("reader", LogPosition(1, 0))
     saved = cursors.save("reader", LogPosition(4, 0), witness)
 
     assert store.fired[fault] == 2
@@ -171,19 +171,19 @@ def test_save_without_an_answer_determines_its_outcome(memory_store: MemoryStore
 
 
 def test_save_that_never_gets_an_answer_is_an_error(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = FaultyStore(memory_store)
     store.fail("create", "cursor/", "unknown", times=100)
 
     with pytest.raises(UnavailableError, match="not known to be saved, after 3 tries"):
-        CursorStore(store, "a", retry=QUICK).init("reader", LogPosition(1, 0))
+        CursorStore(store, "a", retry=QUICK).create("reader", LogPosition(1, 0))
 
 
 def test_damaged_cursor_is_an_error_and_not_another_position(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
     cursors = CursorStore(memory_store, "a")
-    cursors.init("reader", LogPosition(3, 0))
+    cursors.create("reader", LogPosition(3, 0))
     stored = life_store(memory_store, "a").read("cursor/reader.json")
     assert stored is not None
     damage(life_store(memory_store, "a"), "cursor/reader.json", stored.index(b'"offset":3') + 9)
@@ -195,7 +195,7 @@ def test_damaged_cursor_is_an_error_and_not_another_position(memory_store: Memor
 
 
 def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     life_store(memory_store, "a").create("cursor/notes.txt", b"hello")
 
     with pytest.raises(CorruptError, match="notes.txt"):
@@ -206,7 +206,7 @@ def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> N
 def test_cursor_created_too_late_is_moved_to_the_first_record_but_never_another_s(
     memory_store: MemoryStore, *, moved_on: bool
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         for _ in range(5):
             writer.append(b"x")
     store = FaultyStore(memory_store)
@@ -228,18 +228,18 @@ def test_cursor_created_too_late_is_moved_to_the_first_record_but_never_another_
 
     store.before = prune
     with pytest.raises(GarbageCollectedError, match="from 4, found 2"):
-        cursors.init("reader", LogPosition(2, 0))
+        cursors.create("reader", LogPosition(2, 0))
 
     left = others.load("reader")
     assert (None if left is None else left.cursor.position.offset) == (5 if moved_on else 4)
 
 
 def test_move_within_the_loaded_manifest_costs_one_request_and_beyond_it_two(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
         store = CountingStore(memory_store)
         cursors = CursorStore(store, "a")
-        witness = cursors.init("reader", LogPosition(1, 0))
+        witness = cursors.create("reader", LogPosition(1, 0))
         writer.append_many([b"x"] * 5)
         store.requests.clear()
 
@@ -259,11 +259,11 @@ def test_move_within_the_loaded_manifest_costs_one_request_and_beyond_it_two(mem
 def test_move_back_onto_records_collected_since_they_were_loaded_is_refused(
     memory_store: MemoryStore,
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         for _ in range(5):
             writer.append(b"x")
     cursors = CursorStore(memory_store, "a")
-    witness = cursors.init("reader", LogPosition(5, 0))
+    witness = cursors.create("reader", LogPosition(5, 0))
     collect_three(memory_store)
 
     with pytest.raises(GarbageCollectedError, match="from 4, found 2"):
@@ -275,10 +275,10 @@ def test_move_back_onto_records_collected_since_they_were_loaded_is_refused(
 
 
 def test_survey_reports_damage_alongside_the_sound_cursors(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x")
     cursors = CursorStore(memory_store, "a")
-    sound = {name: cursors.init(name, LogPosition(1, 0)) for name in ("first", "second", "third")}
+    sound = {name: cursors.create(name, LogPosition(1, 0)) for name in ("first", "second", "third")}
     damage(life_store(memory_store, "a"), "cursor/second.json")
 
     found = dict(cursors.survey())
@@ -289,12 +289,12 @@ def test_survey_reports_damage_alongside_the_sound_cursors(memory_store: MemoryS
 
 
 def test_cursor_with_an_impossible_time_is_refused(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with pytest.raises(InvalidRequestError, match="timestamp"):
-        CursorStore(memory_store, "a").init("reader", LogPosition(1, -1))
+        CursorStore(memory_store, "a").create("reader", LogPosition(1, -1))
 
 
 def test_cursor_on_a_log_that_does_not_exist_is_refused(memory_store: MemoryStore) -> None:
-    with pytest.raises(InvalidRequestError, match="initialize the log first"):
-        CursorStore(memory_store, "none").init("reader", LogPosition(1, 0))
+    with pytest.raises(InvalidRequestError, match="create the log first"):
+        CursorStore(memory_store, "none").create("reader", LogPosition(1, 0))

@@ -36,7 +36,7 @@ ONCE = RetryOptions(attempts_max=1)
 
 
 def place(store: ObjectStore, name: str, offset: int) -> None:
-    CursorStore(store, LOG, retry=QUICK).init(name, LogPosition(offset, 0))
+    CursorStore(store, LOG, retry=QUICK).create(name, LogPosition(offset, 0))
 
 
 def held(store: ObjectStore) -> list[int]:
@@ -95,7 +95,7 @@ def test_late_create_of_a_cursor_never_restores_a_deleted_one(store: ObjectStore
     slow.fail("create", "/cursor/c.json", "late")
     cursors = CursorStore(slow, LOG, retry=RetryOptions(attempts_max=tries, pause_s_min=0.001))
     try:
-        cursors.init("c", LogPosition(2, 0))
+        cursors.create("c", LogPosition(2, 0))
     except UnavailableError:
         assert tries == 1
     cursors.delete("c")
@@ -173,16 +173,16 @@ def test_cursor_that_is_moved_continuously_can_be_deleted(memory_store: MemorySt
 def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_next_of_that_name(store: ObjectStore) -> None:
     append(store, 10)
     cursors = CursorStore(store, LOG)
-    witness = cursors.init("c", LogPosition(5, 0))
+    witness = cursors.create("c", LogPosition(5, 0))
     cursors.delete("c")
     with pytest.raises(CursorConflictError):
         cursors.save("c", LogPosition(6, 0), witness)
 
-    again = cursors.init("c", LogPosition(2, 0))
+    again = cursors.create("c", LogPosition(2, 0))
     with pytest.raises(CursorConflictError):
         cursors.save("c", LogPosition(6, 0), witness)
     with pytest.raises(CursorConflictError):
-        cursors.init("c", LogPosition(6, 0))
+        cursors.create("c", LogPosition(6, 0))
 
     assert again.cursor.generation == witness.cursor.generation + 2
     assert cursors.load("c") == again
@@ -232,7 +232,7 @@ def test_damaged_cursor_or_pin_is_deleted_and_its_name_used_again(memory_store: 
     append(memory_store, 3)
     cursors, pins = CursorStore(memory_store, LOG), PinStore(memory_store, LOG)
     acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "cursor": (lambda: cursors.init("n", LogPosition(1, 0)), lambda: cursors.delete("n")),
+        "cursor": (lambda: cursors.create("n", LogPosition(1, 0)), lambda: cursors.delete("n")),
         "pin": (lambda: pins.create("n", reason="a test"), lambda: pins.delete("n")),
     }
     create, delete = acts[kind]

@@ -68,7 +68,7 @@ class GarblingStore(FaultyStore):
 @pytest.fixture
 def garbling(memory_store: MemoryStore) -> GarblingStore:
     """A log of two fragments behind a store that damages chosen answers."""
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"1")
         writer.append(b"2")
     return GarblingStore(memory_store)
@@ -120,12 +120,12 @@ def test_own_upload_is_recognised_by_the_second_read(garbling: GarblingStore) ->
     assert bodies(garbling) == [b"1", b"2", b"3"]
 
 
-def test_own_initialization_is_recognised_by_the_second_read(memory_store: MemoryStore) -> None:
+def test_own_creation_is_recognised_by_the_second_read(memory_store: MemoryStore) -> None:
     garbling = GarblingStore(memory_store)
     garbling.fail("create", "MANIFEST", "applied-unknown")
     garbling.garble("MANIFEST")
 
-    LogWriter.initialize(garbling, "a")
+    LogWriter.create(garbling, "a")
 
     assert garbling.times == 0
     assert bodies(garbling) == []
@@ -134,7 +134,7 @@ def test_own_initialization_is_recognised_by_the_second_read(memory_store: Memor
 @pytest.mark.parametrize("times", [1, 2])
 def test_snapshot_damaged_in_transit_is_read_again_once(memory_store: MemoryStore, times: int) -> None:
     tree = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2)
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=tree)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(snapshots=tree)) as writer:
         for index in range(20):
             writer.append(b"%d" % index)
     garbling = GarblingStore(memory_store)
@@ -153,7 +153,7 @@ def test_snapshot_damaged_in_transit_is_read_again_once(memory_store: MemoryStor
 @pytest.mark.parametrize("times", [1, 2])
 def test_cursor_damaged_in_transit_is_read_again_once(garbling: GarblingStore, times: int) -> None:
     cursors = CursorStore(garbling, "a", retry=QUICK)
-    witness = cursors.init("reader", LogPosition(2, 0))
+    witness = cursors.create("reader", LogPosition(2, 0))
     garbling.garble("cursor/", times)
 
     if times == 1:
@@ -165,7 +165,7 @@ def test_cursor_damaged_in_transit_is_read_again_once(garbling: GarblingStore, t
 
 def test_own_move_of_a_cursor_is_recognised_by_the_second_read(garbling: GarblingStore) -> None:
     cursors = CursorStore(garbling, "a", retry=QUICK)
-    witness = cursors.init("reader", LogPosition(1, 0))
+    witness = cursors.create("reader", LogPosition(1, 0))
     garbling.fail("replace", "cursor/", "applied-unknown")
     garbling.garble("cursor/")
 

@@ -90,7 +90,7 @@ def by_copy(store: ObjectStore) -> None:
 
 def by_update(store: ObjectStore) -> None:
     """Copy the log while it is empty, and update that: none of its fragments has the log's path."""
-    LogWriter.initialize(store, "empty")
+    LogWriter.create(store, "empty")
     copy(LogAt(store, "empty"), LogAt(store, B))
     update_copy(LogAt(store, A), LogAt(store, B))
 
@@ -243,7 +243,7 @@ def test_damaged_snapshot_is_rebuilt_and_what_is_below_it_is_looked_at(
 
 def test_snapshot_written_under_a_later_fence_is_rebuilt(store: ObjectStore) -> None:
     fill(store, A, 1)
-    CursorStore(store, A).init("reader", LogPosition(1, 0))
+    CursorStore(store, A).create("reader", LogPosition(1, 0))
     clock = ClockStore(store)
     for number in (1, 2):
         orphan = fragment_path(FragmentSeqNo(9), f"{number:016x}")
@@ -320,7 +320,7 @@ def test_copy_that_begins_later_or_is_damaged_there_repairs_nothing_wrong(store:
 @pytest.mark.parametrize("key", [b"k0", None])
 def test_copy_of_another_log_changes_nothing_and_is_named(store: ObjectStore, key: bytes | None) -> None:
     fill(store, A, 3)
-    with LogWriter.open_or_initialize(store, B) as writer:
+    with LogWriter.open_or_create(store, B) as writer:
         for number in range(3):
             writer.append(b"%d" % number, key=key)
     bad = pointers(store)[0]

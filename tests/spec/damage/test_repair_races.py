@@ -218,7 +218,7 @@ def test_write_that_arrives_after_the_fragment_was_collected_is_found_as_an_orph
     repaired_by(faulty, store)
     collect(store, A, 4)
     assert bad not in fragments(store, A)
-    CursorStore(store, A).init("reader", LogPosition(4, 0))
+    CursorStore(store, A).create("reader", LogPosition(4, 0))
 
     faulty.arrive()
 
@@ -258,7 +258,7 @@ def test_snapshots_that_maintenance_replaces_meanwhile_hide_no_damage(store: Obj
 
 def collect_garbage(store: ObjectStore) -> None:
     """Delete the snapshots that nothing refers to any more; keep every record."""
-    CursorStore(store, A).init("first", LogPosition(1, 0))
+    CursorStore(store, A).create("first", LogPosition(1, 0))
     for _ in range(3):
         collect_all(store, A, options=NOW)
 

@@ -80,7 +80,7 @@ def test_log_whose_manifest_was_restored_goes_on_without_its_garbage_documents(
 
 def test_named_appends_that_a_restored_manifest_lacks_are_made_again(memory_store: MemoryStore) -> None:
     """Their writer's cursor lies beyond the log's end, and says where they were."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     def put(name: str) -> bool:
         once = Once("writer-n", name)

@@ -37,7 +37,7 @@ TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per
 
 
 def fill(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for number in range(30):
             writer.append_many([b"%d" % number] * 4)
 
@@ -50,7 +50,7 @@ def filled(memory_store: MemoryStore) -> MemoryStore:
 
 def test_sound_log_scrubs_clean_and_is_counted(store: ObjectStore) -> None:
     fill(store)
-    CursorStore(store, "a").init("reader", LogPosition(50, 0))
+    CursorStore(store, "a").create("reader", LogPosition(50, 0))
 
     report = scrub(store, "a")
 
@@ -65,7 +65,7 @@ def test_every_damaged_object_is_named_and_the_rest_is_counted(filled: MemorySto
     fragments = LogReader.open(filled, "a").scan()
     damage(life_store(filled, "a"), fragments[3].path)
     life_store(filled, "a").delete(fragments[29].path)
-    CursorStore(filled, "a").init("reader", LogPosition(50, 0))
+    CursorStore(filled, "a").create("reader", LogPosition(50, 0))
     damage(life_store(filled, "a"), "cursor/reader.json", 50)
 
     report = scrub(filled, "a")
@@ -137,7 +137,7 @@ def test_lost_manifest_is_damage_and_never_a_new_log(filled: MemoryStore) -> Non
 
     assert [problem.path for problem in report.problems] == ["manifest/MANIFEST.json"]
     assert list(list_logs(filled)) == ["a"]
-    for make in (LogWriter.initialize, LogWriter.open_or_initialize, LogWriter.open, LogReader.open):
+    for make in (LogWriter.create, LogWriter.open_or_create, LogWriter.open, LogReader.open):
         with pytest.raises(CorruptError, match="restore it, or destroy what is left"):
             make(filled, "a")
 

@@ -40,7 +40,7 @@ FRAGMENTS, EACH = 30, 4
 
 
 def fill(store: ObjectStore, *, fragments: int = FRAGMENTS) -> None:
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for number in range(fragments):
             writer.append_many([b"%d" % number] * EACH)
 
@@ -48,7 +48,7 @@ def fill(store: ObjectStore, *, fragments: int = FRAGMENTS) -> None:
 @pytest.fixture
 def filled(memory_store: MemoryStore) -> MemoryStore:
     fill(memory_store)
-    CursorStore(memory_store, "a").init("reader", LogPosition(50, 0))
+    CursorStore(memory_store, "a").create("reader", LogPosition(50, 0))
     return memory_store
 
 

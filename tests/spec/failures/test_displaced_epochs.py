@@ -22,13 +22,13 @@ OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 
 def test_idle_writer_whose_epoch_left_the_table_is_displaced_and_not_in_doubt(memory_store: MemoryStore) -> None:
     """Regression: its plainly refused record was reported as unknown."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     with LogWriter.open(memory_store, "a") as idle:
         idle.append(b"first")
         for index in range(20):

@@ -38,7 +38,7 @@ OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 
@@ -205,7 +205,7 @@ def test_log_that_vanished_fails_appends_without_a_hang(faulty: FaultyStore) -> 
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         faulty.inner.delete("a/manifest/MANIFEST.json")
         for _ in range(2):
-            with pytest.raises(NotDurableError, match="initialize"):
+            with pytest.raises(NotDurableError, match="create"):
                 writer.append(b"x")
 
 
@@ -356,7 +356,7 @@ def test_append_that_became_due_between_two_readings_of_the_clock_is_not_forgott
             JumpyRuntime.now_s += 0.004
             return JumpyRuntime.now_s
 
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     with JumpyRuntime() as runtime, LogWriter.open(memory_store, "a", runtime=runtime) as writer:
         for index in range(60):
             with LogWriter.open(memory_store, "a") as other:
@@ -365,7 +365,7 @@ def test_append_that_became_due_between_two_readings_of_the_clock_is_not_forgott
 
 
 def test_displaced_writer_gets_an_error_when_new_places_are_not_wanted(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     fenced = WriterOptions(reseals_max=0)
     with LogWriter.open(memory_store, "a", options=fenced) as old, LogWriter.open(memory_store, "a") as new:
         old.append(b"old 1")

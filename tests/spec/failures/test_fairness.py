@@ -53,12 +53,12 @@ def test_append_beside_eight_hanging_logs_takes_at_most_twice_as_long(*, same_st
     with ThreadRuntime() as runtime, contextlib.ExitStack() as stack:
         store = HangingStore(MemoryStore(runtime, name="hanging"))
         well = store if same_store else HangingStore(MemoryStore(runtime, name="well"))
-        healthy = stack.enter_context(LogWriter.open_or_initialize(well, "a", runtime=runtime))
+        healthy = stack.enter_context(LogWriter.open_or_create(well, "a", runtime=runtime))
         append_s(healthy)
         alone_s = min(append_s(healthy) for _ in range(ROUNDS))
         logs = [f"hanging{number}" for number in range(HANGING)]
         for log in logs:
-            LogWriter.initialize(store, log, runtime=runtime)
+            LogWriter.create(store, log, runtime=runtime)
         try:
             futures = []
             for log in logs:

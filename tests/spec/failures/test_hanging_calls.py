@@ -29,7 +29,7 @@ def test_append_and_close_end_though_a_call_of_the_store_never_returns() -> None
 
     def use() -> None:
         store = FaultyStore(MemoryStore(process))
-        writer = LogWriter.open_or_initialize(store, "a", options=WriterOptions(delivery_timeout_s=1), runtime=process)
+        writer = LogWriter.open_or_create(store, "a", options=WriterOptions(delivery_timeout_s=1), runtime=process)
         store.before = lambda kind, _path: simulation.block(lambda: False, None) if kind == "replace" else None
         for call in (lambda: writer.append(b"x"), writer.flush, writer.close):
             began_s = simulation.now_s
@@ -51,7 +51,7 @@ def test_append_that_waits_for_room_ends_and_is_not_begun() -> None:
     def use() -> None:
         store = FaultyStore(MemoryStore(process))
         options = WriterOptions(delivery_timeout_s=1, record_bytes_max=1000, batch_bytes_max=1000, bytes_held_max=1000)
-        writer = LogWriter.open_or_initialize(store, "a", options=options, runtime=process)
+        writer = LogWriter.open_or_create(store, "a", options=options, runtime=process)
         store.before = lambda kind, _path: simulation.block(lambda: False, None) if kind == "replace" else None
         first = writer.submit(bytes(900))
         with pytest.raises(OverloadedError) as refused:
@@ -91,7 +91,7 @@ def test_process_ends_though_a_call_of_the_store_never_returns(local_url: str) -
     logging.basicConfig()
     runtime, called = ThreadRuntime(hung_s_max=3.0), threading.Event()
     faulty = FaultyStore(open_store(sys.argv[1]))
-    writer = LogWriter.open_or_initialize(InstrumentedStore(faulty, runtime), "a", runtime=runtime)
+    writer = LogWriter.open_or_create(InstrumentedStore(faulty, runtime), "a", runtime=runtime)
 
     def hang(kind, path):
         called.set()

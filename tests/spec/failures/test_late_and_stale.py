@@ -171,7 +171,7 @@ def test_cursor_of_a_destroyed_log_never_empties_a_new_one(memory_store: MemoryS
     """Neither a cursor whose write arrives late, nor one whose store was opened before."""
     append(memory_store, 20)
     cursors = CursorStore(memory_store, LOG)
-    witness = cursors.init("reader", LogPosition(20, 0))
+    witness = cursors.create("reader", LogPosition(20, 0))
     before = life_path(memory_store, LOG, "cursor/late.json")
     held_back = FaultyStore(memory_store)
     held_back.fail("create", "late", "late", times=99)
@@ -183,7 +183,7 @@ def test_cursor_of_a_destroyed_log_never_empties_a_new_one(memory_store: MemoryS
 
     held_back.arrive()
     with pytest.raises(LogReplacedError, match="open it again"):
-        cursors.init("other", LogPosition(20, 0))
+        cursors.create("other", LogPosition(20, 0))
     with pytest.raises(LogReplacedError, match="open it again"):
         cursors.save("reader", LogPosition(20, 0), witness)
 

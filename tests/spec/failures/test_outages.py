@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 
@@ -89,7 +89,7 @@ def test_request_of_an_append_is_retried_for_the_append_s_timeout_alone(
     memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
 ) -> None:
     memory_store.url = "s3://bucket?timeout_s=0.1"  # only the timeout is taken from it
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     options = WriterOptions(retry=QUICK, delivery_timeout_s=30)
     with LogWriter.open(faulty, "a", options=options, ordered=ordered) as writer:
@@ -253,7 +253,7 @@ def test_reads_and_cursors_survive_an_outage(faulty: FaultyStore) -> None:
     for look in (
         lambda: list(reader.records()),
         lambda: LogReader.open(faulty, "a"),
-        lambda: cursors.init("c", LogPosition(1, 0)),
+        lambda: cursors.create("c", LogPosition(1, 0)),
         lambda: CursorStore(faulty, "a").load("c"),
         cursors.list,
         lambda: LogWriter.open(faulty, "a"),

@@ -20,7 +20,7 @@ from wal3_core import (
     WriterOptions,
     bootstrap,
     copy,
-    initialize_successor,
+    create_successor,
     seal,
 )
 from wal3_core.model.paths import MANIFEST, POLICY
@@ -42,11 +42,11 @@ def copied(store: ObjectStore, to: ObjectStore) -> None:
 
 def followed(store: ObjectStore, to: ObjectStore) -> None:
     seal(store, "a", reason="full", successor="b")
-    initialize_successor(to, "a")
+    create_successor(to, "a")
 
 
 BEGINNINGS: dict[str, Callable[[ObjectStore, ObjectStore], object]] = {
-    "initialize": lambda _, to: LogWriter.initialize(to, "b"),
+    "create": lambda _, to: LogWriter.create(to, "b"),
     "bootstrap": lambda _, to: bootstrap(to, "b", RECORDS),
     "copy": copied,
     "successor": followed,
@@ -63,7 +63,7 @@ def test_log_that_another_appends_to_before_its_creation_was_answered_is_created
         with LogWriter.open(memory_store, "b") as writer:
             return writer.append(b"waited for it")
 
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"1")
 
     BEGINNINGS[begin](memory_store, OvertakenStore(memory_store, path=f"b/{MANIFEST}", overtake=append))
@@ -72,7 +72,7 @@ def test_log_that_another_appends_to_before_its_creation_was_answered_is_created
 
 
 def test_policy_change_is_not_applied_twice(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     other = PolicyStore(memory_store, "a")
     other.change(lambda policy: replace(policy, retention_s=3600))
     path = next(meta.path for meta in memory_store.list_objects("a/") if meta.path.endswith(POLICY))
@@ -93,7 +93,7 @@ def test_policy_change_is_not_applied_twice(memory_store: MemoryStore) -> None:
 def test_commit_refused_after_it_was_applied_is_not_called_lost_unread(
     memory_store: MemoryStore, reads: Literal["denied", "unavailable"]
 ) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     def send_twice(kind: str, path: str) -> None:

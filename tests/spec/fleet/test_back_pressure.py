@@ -68,10 +68,10 @@ def records(count: int) -> list[bytes]:
 
 def fill(store: ObjectStore, log: str = "a", count: int = LIMIT + 1, *cursors: tuple[str, int]) -> None:
     """A log with so many records, and cursors at these offsets."""
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many(records(count))
     for name, offset in cursors:
-        CursorStore(store, log).init(name, LogPosition(offset, 0))
+        CursorStore(store, log).create(name, LogPosition(offset, 0))
 
 
 def advance(store: ObjectStore, name: str, offset: int, log: str = "a") -> None:
@@ -159,7 +159,7 @@ def test_log_without_cursors_counts_as_unprocessed_from_its_first_record(
         assert (error.consumer, error.unprocessed) == ("", LIMIT + 2)
         assert "no cursor: create its consumer's (`wal3 cursor set a NAME first`)" in str(error)
 
-        CursorStore(memory_store, "a").init("c", LogPosition(LIMIT + 2, 0))
+        CursorStore(memory_store, "a").create("c", LogPosition(LIMIT + 2, 0))
         accepted_later(fleet, runtime)
 
 
@@ -344,7 +344,7 @@ def test_log_that_was_created_again_is_not_refused_for_the_one_before(
     with Fleet.open(memory_store, options=LIMITED, runtime=runtime) as fleet:
         press(fleet)
         destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
 
         runtime.ahead_s = 6
         refused(fleet)
@@ -402,9 +402,9 @@ def test_refused_appends_are_reported(memory_store: MemoryStore, caplog: pytest.
 def test_cursor_of_what_does_not_consume_holds_up_no_append(memory_store: MemoryStore, owner: Owner) -> None:
     """A log whose consumers have read everything was refused for a writer's last named append."""
     fill(memory_store, "a", LIMIT + 1, ("billing", LIMIT + 2))
-    CursorStore(memory_store, "a").init("writer-nightly", LogPosition(1, 0), owner=Owner.WRITER)
+    CursorStore(memory_store, "a").create("writer-nightly", LogPosition(1, 0), owner=Owner.WRITER)
     if owner is not Owner.WRITER:
-        CursorStore(memory_store, "a").init("other", LogPosition(1, 0), owner=owner)
+        CursorStore(memory_store, "a").create("other", LogPosition(1, 0), owner=owner)
 
     assert over_limit(memory_store, ["a"], unprocessed_max=LIMIT) == []
 

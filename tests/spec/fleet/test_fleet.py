@@ -81,7 +81,7 @@ def test_each_log_gets_its_records_in_order_and_its_markers(store: ObjectStore) 
 
 
 def test_log_is_opened_once_by_one_get_for_any_number_of_callers(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     counting = CountingStore(memory_store)
     with Fleet.open(counting) as fleet, ThreadPoolExecutor(16) as threads:
         positions = list(threads.map(lambda n: fleet.append("a", b"%d" % n).offset, range(64)))
@@ -105,7 +105,7 @@ def test_missing_log_is_named_and_the_next_append_looks_again(memory_store: Memo
             with pytest.raises(LogNotFoundError, match="orders"):
                 fleet.append("orders", b"x")
         assert fleet.stats().logs_open == 0
-        LogWriter.initialize(memory_store, "orders")
+        LogWriter.create(memory_store, "orders")
         assert fleet.append("orders", b"x").offset == 1
 
 
@@ -179,7 +179,7 @@ def test_log_that_was_replaced_is_opened_anew(memory_store: MemoryStore) -> None
     with Fleet.open(memory_store, server="s", options=creating()) as fleet:
         fleet.append("a", b"old")
         destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
         with pytest.raises(AppendReplacedError):
             fleet.append("a", b"lost")
         assert fleet.append("a", b"new").offset == 1
@@ -195,7 +195,7 @@ def test_name_of_a_sealed_and_destroyed_log_can_be_used_again(memory_store: Memo
             with pytest.raises(SealedError):
                 fleet.append("a", b"late")
         destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
         assert fleet.append("a", b"new").offset == 1
     assert bodies(memory_store, "a") == [b"new"]
 
@@ -298,7 +298,7 @@ def test_caller_that_knows_an_outcome_finds_it_counted(
         fleet.append("a", b"1")
         assert fleet.stats().appends == 1
         destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
 
         with pytest.raises(AppendReplacedError):
             fleet.append("a", b"lost")

@@ -33,7 +33,7 @@ def test_idle_open_logs_make_no_requests_and_own_no_thread(memory_store: MemoryS
     store = CountingStore(memory_store)
     before = _thread._count()
     with ThreadRuntime(workers_max=WORKERS) as runtime:
-        writers = [LogWriter.open_or_initialize(store, f"log{n}", runtime=runtime) for n in range(LOGS)]
+        writers = [LogWriter.open_or_create(store, f"log{n}", runtime=runtime) for n in range(LOGS)]
         readers = [LogReader.open(store, f"log{n}", runtime=runtime) for n in range(LOGS)]
         opened = _thread._count()
         for writer in writers:
@@ -55,7 +55,7 @@ def test_idle_open_logs_make_no_requests_and_own_no_thread(memory_store: MemoryS
 
 def test_opened_and_closed_log_leaves_nothing_running(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     with ThreadRuntime(workers_max=WORKERS) as runtime:
         before = _thread._count()
         for _ in range(200):
@@ -63,4 +63,4 @@ def test_opened_and_closed_log_leaves_nothing_running(memory_store: MemoryStore)
 
         # Those of tests before this one may end meanwhile.
         assert _thread._count() <= before
-    assert store.requests["replace"] == 1  # the probe of initialize: opening and closing wrote nothing
+    assert store.requests["replace"] == 1  # the probe of create: opening and closing wrote nothing

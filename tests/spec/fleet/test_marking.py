@@ -55,8 +55,8 @@ def spans(store: ObjectStore, log: str, name: str = "dirty/s") -> list[tuple[int
 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
-    LogWriter.initialize(memory_store, "a")
-    LogWriter.initialize(memory_store, "dirty/s")
+    LogWriter.create(memory_store, "a")
+    LogWriter.create(memory_store, "dirty/s")
     return FaultyStore(memory_store)
 
 
@@ -79,7 +79,7 @@ def hold(store: FaultyStore, gate: threading.Event, part: str, kind: str = "crea
 
 
 def test_acknowledged_append_has_its_marker_at_its_place(store: ObjectStore) -> None:
-    with DirtyLog.open(store, "s") as dirty, LogWriter.open_or_initialize(store, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(store, "s") as dirty, LogWriter.open_or_create(store, "a", marks=dirty) as writer:
         for number in range(3):
             position = writer.append_many([b"%d" % number] * (number + 1))
             newest = markers_of(store)[-1]
@@ -92,7 +92,7 @@ def test_acknowledged_append_has_its_marker_at_its_place(store: ObjectStore) -> 
 
 def test_append_is_not_acknowledged_before_its_marker_is_durable(faulty: FaultyStore, gate: threading.Event) -> None:
     came = hold(faulty, gate, "dirty/", "replace")
-    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         future = writer.submit(b"x")
         assert came.wait(LIMIT_S)
         wait_until(lambda: bodies(faulty.inner) == [b"x"])
@@ -111,7 +111,7 @@ def test_append_is_not_acknowledged_before_its_marker_is_durable(faulty: FaultyS
 
 def test_marker_is_written_beside_its_fragment_and_not_after_it(faulty: FaultyStore, gate: threading.Event) -> None:
     came = hold(faulty, gate, "a/Life=")
-    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         future = writer.submit(b"x")
         assert came.wait(LIMIT_S)
         # The fragment is not uploaded yet.
@@ -124,7 +124,7 @@ def test_marker_is_written_beside_its_fragment_and_not_after_it(faulty: FaultySt
 @pytest.mark.parametrize("fault", ["denied", "unavailable", "unknown"])
 def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty: FaultyStore, fault: str) -> None:
     with (
-        DirtyLog.open(faulty, "s", options=HASTY) as dirty,
+        DirtyLog.open_or_create(faulty, "s", options=HASTY) as dirty,
         LogWriter.open(faulty, "a", options=HASTY, marks=dirty) as writer,
     ):
         writer.append(b"first")
@@ -154,7 +154,10 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
 def test_append_waits_for_its_marker_no_longer_than_its_own_time(faulty: FaultyStore, gate: threading.Event) -> None:
     hold(faulty, gate, "dirty/", "replace")
     hasty = WriterOptions(delivery_timeout_s=0.3)
-    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", options=hasty, marks=dirty) as writer:
+    with (
+        DirtyLog.open_or_create(faulty, "s") as dirty,
+        LogWriter.open(faulty, "a", options=hasty, marks=dirty) as writer,
+    ):
         error = writer.submit(b"x").exception(LIMIT_S)
         assert isinstance(error, UnmarkedError)
         assert error.offset == 1
@@ -167,7 +170,7 @@ def test_append_waits_for_its_marker_no_longer_than_its_own_time(faulty: FaultyS
 
 
 def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
-    with DirtyLog.open(faulty, "s", lanes_max=1) as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(faulty, "s", lanes_max=1) as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         writer.append(b"x")
         seal(faulty.inner, "dirty/s", reason="no server any more")
         # Until the dirty log's writer learns of the seal, fragments are uploaded beside their markers.
@@ -185,7 +188,7 @@ def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uplo
 
 def test_destroyed_dirty_log_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
     """Regression: each append was committed, and failed as unmarked, until the server was started again."""
-    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         writer.append(b"x")
         destroy(faulty.inner, "dirty/s")
         with pytest.raises((UnmarkedError, NotDurableError)):
@@ -199,9 +202,9 @@ def test_destroyed_dirty_log_refuses_appends_before_anything_is_uploaded(faulty:
 
 def test_markers_that_wait_fail_with_the_last_lane(faulty: FaultyStore, gate: threading.Event) -> None:
     """Regression: nothing sent them any more, so their appends, and a close, waited for ever."""
-    LogWriter.initialize(faulty.inner, "b")
+    LogWriter.create(faulty.inner, "b")
     came = hold(faulty, gate, "dirty/s/manifest", "replace")
-    dirty = DirtyLog.open(faulty, "s", lanes_max=1)
+    dirty = DirtyLog.open_or_create(faulty, "s", lanes_max=1)
     first, second = (LogWriter.open(faulty, log, marks=dirty) for log in ("a", "b"))
     futures = [first.submit(b"x")]
     assert came.wait(LIMIT_S)
@@ -217,7 +220,7 @@ def test_markers_that_wait_fail_with_the_last_lane(faulty: FaultyStore, gate: th
 
 def test_records_that_lose_their_place_are_marked_at_their_new_one(faulty: FaultyStore, gate: threading.Event) -> None:
     came = hold(faulty, gate, "a/manifest", "replace")
-    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+    with DirtyLog.open_or_create(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         future = writer.submit(b"mine")
         assert came.wait(LIMIT_S)
         with LogWriter.open(faulty.inner, "a") as other:
@@ -245,7 +248,7 @@ def test_record_that_is_marked_again_at_its_place_counts_once(faulty: FaultyStor
         manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
         manifests.change(manifests.load(), lambda each: replace(each, fence=each.fence + 1))
 
-    with DirtyLog.open(faulty, "s") as dirty:
+    with DirtyLog.open_or_create(faulty, "s") as dirty:
         with LogWriter.open(faulty, "a", marks=dirty) as writer:
             writer.append_many([b"1"] * 3)
         with LogWriter.open(faulty.inner, "a") as other:
@@ -264,7 +267,7 @@ def test_record_that_is_marked_again_at_its_place_counts_once(faulty: FaultyStor
 
 def test_resumed_writer_has_its_undetermined_appends_marked(faulty: FaultyStore) -> None:
     """Otherwise the report says that they are in the log, and no marker says so."""
-    with DirtyLog.open(faulty, "s", options=HASTY) as dirty:
+    with DirtyLog.open_or_create(faulty, "s", options=HASTY) as dirty:
         writer = LogWriter.open(faulty, "a", options=HASTY, ordered=True, marks=dirty)
         faulty.fail("replace", "dirty/", "unavailable", times=1000)
         faulty.fail("replace", "a/manifest", "applied-unknown", times=1)
@@ -282,10 +285,10 @@ def test_resumed_writer_has_its_undetermined_appends_marked(faulty: FaultyStore)
 
 
 def test_further_lane_takes_markers_while_the_first_is_busy(faulty: FaultyStore, gate: threading.Event) -> None:
-    LogWriter.initialize(faulty.inner, "b")
+    LogWriter.create(faulty.inner, "b")
     came = hold(faulty, gate, "dirty/s/manifest", "replace")
     with (
-        DirtyLog.open(faulty, "s") as dirty,
+        DirtyLog.open_or_create(faulty, "s") as dirty,
         LogWriter.open(faulty, "a", marks=dirty) as first,
         LogWriter.open(faulty, "b", marks=dirty) as second,
     ):
@@ -303,8 +306,8 @@ def test_further_lane_takes_markers_while_the_first_is_busy(faulty: FaultyStore,
 def test_server_that_writes_many_logs_at_once_marks_them_together(faulty: FaultyStore, gate: threading.Event) -> None:
     names = [f"log{number}" for number in range(20)]
     came = hold(faulty, gate, "dirty/s/manifest", "replace")
-    with DirtyLog.open(faulty, "s", lanes_max=1) as dirty:
-        writers = [LogWriter.open_or_initialize(faulty, name, marks=dirty) for name in names]
+    with DirtyLog.open_or_create(faulty, "s", lanes_max=1) as dirty:
+        writers = [LogWriter.open_or_create(faulty, name, marks=dirty) for name in names]
         futures = [writers[0].submit(b"x")]
         assert came.wait(LIMIT_S)
         futures += [writer.submit(b"x") for writer in writers[1:]]
@@ -319,7 +322,7 @@ def test_server_that_writes_many_logs_at_once_marks_them_together(faulty: Faulty
 
 
 def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStore) -> None:
-    dirty = DirtyLog.open(faulty, "s")
+    dirty = DirtyLog.open_or_create(faulty, "s")
     writer = LogWriter.open(faulty, "a", marks=dirty)
     future = writer.submit(b"x")
     future.result(LIMIT_S)
@@ -334,7 +337,7 @@ def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStor
 @pytest.mark.parametrize("server", ["", "a/b", "log", "ü", 7])
 def test_name_that_no_server_can_have_is_refused(memory_store: MemoryStore, server: object) -> None:
     with pytest.raises(InvalidRequestError):
-        DirtyLog.open(memory_store, server)
+        DirtyLog.open_or_create(memory_store, server)
 
 
 def test_marks_of_another_type_are_refused(faulty: FaultyStore) -> None:
@@ -358,10 +361,10 @@ def test_lane_that_could_not_be_opened_is_opened_later(
     """Regression: it counted against ``lanes_max``, so that a server kept to one lane after a short outage."""
     monkeypatch.setattr("wal3_core.fleet.dirty.dirty_log._OPEN_AGAIN_S", 0.0)
     for log in ("b", "c"):
-        LogWriter.initialize(faulty.inner, log)
+        LogWriter.create(faulty.inner, log)
     came = hold(faulty, gate, "dirty/s/manifest", "replace")
     with (
-        DirtyLog.open(faulty, "s", lanes_max=2) as dirty,
+        DirtyLog.open_or_create(faulty, "s", lanes_max=2) as dirty,
         LogWriter.open(faulty, "a", marks=dirty) as first,
         LogWriter.open(faulty, "b", marks=dirty) as second,
         LogWriter.open(faulty, "c", marks=dirty) as third,

@@ -61,7 +61,7 @@ def process(store: ObjectStore, log: str, offset: int) -> None:
     cursors = CursorStore(store, log)
     witness = cursors.load("done")
     if witness is None:
-        cursors.init("done", LogPosition(offset, 0))
+        cursors.create("done", LogPosition(offset, 0))
     else:
         cursors.save("done", LogPosition(offset, 0), witness)
 
@@ -274,7 +274,7 @@ def test_sealed_log_decides_every_marker(store: ObjectStore) -> None:
 def test_log_whose_marked_records_were_collected_is_dropped(store: ObjectStore) -> None:
     grow(store, "a", 3)
     grow(store, "a", 3, dirty_log=None)
-    CursorStore(store, "a").init("reader", LogPosition(4, 0))
+    CursorStore(store, "a").create("reader", LogPosition(4, 0))
     collect(store, "a", options=NOW)
 
     assert decisions(read(store)) == {"a": Decision.CAUGHT_UP}

@@ -23,7 +23,7 @@ def test_cursor_beyond_the_end_of_a_restored_log_says_nothing_of_what_was_proces
     older = memory_store.read(path)
     assert older is not None
     grow(memory_store, "a", 9, dirty_log=None)
-    CursorStore(memory_store, "a").init("done", manifest_of(memory_store, "a").next.position)
+    CursorStore(memory_store, "a").create("done", manifest_of(memory_store, "a").next.position)
     memory_store.delete(path)
     memory_store.create(path, older)
     grow(memory_store, "a", 2)
@@ -40,7 +40,7 @@ def test_cursor_beyond_the_manifest_that_was_loaded_is_compared_with_a_newer_one
 ) -> None:
     options = replace(ALL, cursor="done")
     grow(memory_store, "a")
-    CursorStore(memory_store, "a").init("done", LogPosition(1, 0))
+    CursorStore(memory_store, "a").create("done", LogPosition(1, 0))
     moved = False
 
     def move(_kind: str, path: str) -> None:

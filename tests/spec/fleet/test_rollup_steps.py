@@ -47,7 +47,7 @@ def plant(store: ObjectStore) -> None:
     """Mark logs for every decision: one to be handled, one kept, one done, one under way, one under way for long."""
     for log in ("a", "b", "done", "under-way"):
         grow(store, log, 3)
-    CursorStore(store, "done").init("done", manifest_of(store, "done").next.position)
+    CursorStore(store, "done").create("done", manifest_of(store, "done").next.position)
     mark(store, begun(store, "under-way", 2))
     for log in ("a", "b"):
         mark(store, begun(store, log))
@@ -312,7 +312,7 @@ def test_roll_up_of_fifty_logs_takes_at_most_120_requests_and_no_listing(
 
 def test_dirty_logs_are_the_logs_below_dirty(store: ObjectStore) -> None:
     for log in ("dirty", "dirty/b", "dirty/a", "dirtier", "a"):
-        LogWriter.initialize(store, log)
+        LogWriter.create(store, log)
 
     assert dirty_logs(store) == ["dirty/a", "dirty/b"]
 

@@ -101,7 +101,7 @@ def own_cursor(store: ObjectStore, log: str, owner: Owner) -> None:
         return
     kept = extension(owner, 25) if owner in {Owner.SUBSCRIPTION, Owner.KEYED_CONSUMER} else None
     given = {} if kept is None else {"extension": kept}
-    CursorStore(store, log).init(NAMES.get(owner, owner.value), LogPosition(25, 0), owner=owner, **given)
+    CursorStore(store, log).create(NAMES.get(owner, owner.value), LogPosition(25, 0), owner=owner, **given)
 
 
 def own(store: ObjectStore, log: str, thing: Thing) -> None:
@@ -123,7 +123,7 @@ def own(store: ObjectStore, log: str, thing: Thing) -> None:
 def world(thing: Thing) -> MemoryStore:
     """A log ``a`` that was compacted, with a policy that sets every field, and with this thing."""
     store = MemoryStore(shared_runtime())
-    with LogWriter.open_or_initialize(store, "a", options=OPTIONS) as writer:
+    with LogWriter.open_or_create(store, "a", options=OPTIONS) as writer:
         for number in range(1, FIRST_AFTER):
             writer.append(b"%d" % number, key=b"k%d" % (number % 4))
     PolicyStore(store, "a").change(lambda _: POLICY)
@@ -252,14 +252,14 @@ def reverted(store: MemoryStore) -> str:
     return "a"
 
 
-def initialized(store: ObjectStore, log: str) -> str:
-    LogWriter.initialize(store, log)
+def created(store: ObjectStore, log: str) -> str:
+    LogWriter.create(store, log)
     return log
 
 
 def ended(store: ObjectStore) -> str:
     destroy(store, "a")
-    return initialized(store, "a")
+    return created(store, "a")
 
 
 def in_place(_: object) -> str:
@@ -278,7 +278,7 @@ def sealed(store: ObjectStore) -> str:
 
 
 DONE: dict[Operation, Callable[[MemoryStore, Thing], str]] = {
-    Operation.INITIALIZE: lambda store, _: initialized(store, "new"),
+    Operation.CREATE: lambda store, _: created(store, "new"),
     Operation.OPEN_BY_OLDER: lambda store, _: opened_by_older(store),
     Operation.MIGRATE: lambda store, _: migrated(store),
     Operation.COPY: lambda store, _: copied(store, store, "a", "copy"),

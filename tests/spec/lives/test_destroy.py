@@ -52,7 +52,7 @@ NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
 
 
 def fill(store: ObjectStore, log: str, count: int) -> None:
-    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+    with LogWriter.open_or_create(store, log, options=FEW) as writer:
         for _ in range(count):
             writer.append(b"x")
 
@@ -60,7 +60,7 @@ def fill(store: ObjectStore, log: str, count: int) -> None:
 def everything(store: ObjectStore, log: str) -> None:
     """Make a log that has an object of every kind."""
     fill(store, log, 12)
-    CursorStore(store, log).init("reader", LogPosition(6, 0))
+    CursorStore(store, log).create("reader", LogPosition(6, 0))
     PinStore(store, log).create("audit", reason="a test")
     collector = Collector(store, log, options=NOW)
     collector.prune(collector.announce(collector.plan()))
@@ -298,7 +298,7 @@ def test_objects_of_a_lost_manifest_are_destroyed_too(store: ObjectStore) -> Non
     destroy(store, "a", also_pinned=True)
 
     assert remains(store, "a") == []
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
 
 def test_unfinished_copy_is_destroyed(memory_store: MemoryStore) -> None:
@@ -390,7 +390,7 @@ def test_log_that_was_begun_again_meanwhile_is_left_alone(memory_store: MemorySt
             with contextlib.suppress(LogNotFoundError):
                 destroy(memory_store, "a")
             fill(memory_store, "a", 2)
-            CursorStore(memory_store, "a").init("reader", LogPosition(1, 0))
+            CursorStore(memory_store, "a").create("reader", LogPosition(1, 0))
 
     store.before = begin_again
     try:

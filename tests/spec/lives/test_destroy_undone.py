@@ -179,7 +179,7 @@ DOOMED = "found it being destroyed, sealed for that at offset 4: destroy it"
 def test_log_sealed_to_be_destroyed_does_not_end_for_a_reader_until_it_stays(
     memory_store: MemoryStore, reader: str
 ) -> None:
-    with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+    with FeedWriter.open_or_create(memory_store, "f") as writer:
         for number in range(3):
             writer.publish("t", number)
     cut_short(memory_store, "f", SEALED)

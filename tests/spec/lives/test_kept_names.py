@@ -42,11 +42,11 @@ def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: Ob
     kept = "its name kept for the successor of log .*/a: run the migration of that log again"
 
     with pytest.raises(LogNotFoundError, match=kept):
-        LogWriter.open_or_initialize(store, "b")
+        LogWriter.open_or_create(store, "b")
     with pytest.raises(LogNotFoundError, match=kept):
         LogReader.open(store, "b")
     for begin in (
-        lambda: LogWriter.initialize(store, "b"),
+        lambda: LogWriter.create(store, "b"),
         lambda: bootstrap(store, "b", [], Origin()),
         lambda: copy(LogAt(store, "other"), LogAt(store, "b")),
         lambda: migrate(store, "other", "b", reason="full"),
@@ -81,7 +81,7 @@ def test_two_logs_are_not_sealed_for_one_successor(store: ObjectStore) -> None:
     assert (bodies(store, "a"), bodies(store, "c")) == ([b"1"], [b"other", b"more"])
 
 
-@pytest.mark.parametrize("second", ["open_or_initialize", "seal"])
+@pytest.mark.parametrize("second", ["open_or_create", "seal"])
 def test_name_that_is_taken_just_before_the_seal_keeps_the_log_open(memory_store: MemoryStore, second: str) -> None:
     """Regression: another log took the name between the check and the seal."""
     fill(memory_store, "a", b"1")
@@ -154,7 +154,7 @@ def test_name_stays_kept_when_another_call_seals_the_log_for_it(memory_store: Me
     else:
         migrate(store, "a", "b", reason="full")
     with pytest.raises(LogExistsError):
-        LogWriter.initialize(memory_store, "b")
+        LogWriter.create(memory_store, "b")
 
     migrate(memory_store, "a", "b", reason="full")
     fill(memory_store, "b", b"2")

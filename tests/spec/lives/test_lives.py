@@ -121,7 +121,7 @@ def test_no_two_installs_of_the_same_manifest_have_the_same_bytes(store: ObjectS
 
 def test_every_document_names_its_log(store: ObjectStore) -> None:
     held = grow(store, "a")
-    CursorStore(store, "a").init("reader", LogPosition(held, 0))
+    CursorStore(store, "a").create("reader", LogPosition(held, 0))
     PinStore(store, "a").create("audit", reason="a test")
     collector = Collector(store, "a", options=NOW)
     collector.announce(collector.plan())
@@ -240,14 +240,14 @@ def test_reader_of_a_replaced_log_reports_that(store: ObjectStore, again: Callab
 def test_cursors_of_a_replaced_log_have_no_effect(store: ObjectStore) -> None:
     fill(store, "a", 4)
     cursors = CursorStore(store, "a")
-    witness = cursors.init("reader", LogPosition(4, 0))
-    cursors.init("still", LogPosition(2, 0))
+    witness = cursors.create("reader", LogPosition(4, 0))
+    cursors.create("still", LogPosition(2, 0))
     begin_again(store, 1)
 
     acts: list[Callable[[], object]] = [
         lambda: cursors.load("reader"),
         lambda: cursors.save("reader", LogPosition(4, 0), witness),
-        lambda: cursors.init("other", LogPosition(4, 0)),
+        lambda: cursors.create("other", LogPosition(4, 0)),
         lambda: cursors.delete("reader"),
         cursors.list,
     ]
@@ -346,7 +346,7 @@ def test_deleter_that_slept_across_a_restore_deletes_nothing_of_the_restored_log
 @pytest.mark.slow
 def test_packer_that_slept_across_a_restore_changes_nothing(store: ObjectStore) -> None:
     unrolled = replace(FEW, snapshots=replace(FEW.snapshots, fragments_kept=999), batch_records_max=1)
-    with LogWriter.open_or_initialize(store, "a", options=unrolled) as writer:
+    with LogWriter.open_or_create(store, "a", options=unrolled) as writer:
         for future in [writer.submit(b"x") for _ in range(90)]:
             future.result(SECONDS_MAX)
     faulty = once(store, "replace", MANIFEST, lambda: restore(store))
@@ -360,7 +360,7 @@ def test_packer_that_slept_across_a_restore_changes_nothing(store: ObjectStore) 
 
 def test_document_of_another_life_is_recognised(store: ObjectStore) -> None:
     fill(store, "a", 3)
-    CursorStore(store, "a").init("reader", LogPosition(2, 0))
+    CursorStore(store, "a").create("reader", LogPosition(2, 0))
     stored = life_store(store, "a").read("cursor/reader.json")
     assert stored is not None
     begin_again(store, 3)
@@ -373,12 +373,12 @@ def test_document_of_another_life_is_recognised(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- late requests
 
 
-def test_first_put_of_an_initialize_after_the_log_was_destroyed_restores_nothing(
+def test_first_put_of_a_create_after_the_log_was_destroyed_restores_nothing(
     store: ObjectStore,
 ) -> None:
     faulty = FaultyStore(store)
     faulty.fail("create", MANIFEST, "late")
-    LogWriter.initialize(faulty, "a")
+    LogWriter.create(faulty, "a")
     destroy(store, "a")
 
     faulty.arrive()
@@ -399,7 +399,7 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
                 left.append(0)
 
         faulty.before = race
-        LogWriter.initialize(faulty, "a")
+        LogWriter.create(faulty, "a")
 
         assert list(list_logs(store)) == ([] if len(left) > 1 else ["a"])
         if len(left) == 1:
@@ -418,7 +418,7 @@ def test_writes_after_a_destroy_s_last_listing_do_no_harm_and_the_next_deletes_t
         faulty.fail("create", folder, "late", times=10_000)
     cursors, pins, writer = CursorStore(faulty, "a"), PinStore(faulty, "a"), LogWriter.open(faulty, "a", options=FEW)
     for act in (
-        lambda: cursors.init("late", LogPosition(1, 0)),
+        lambda: cursors.create("late", LogPosition(1, 0)),
         lambda: pins.create("late", reason="a test"),
         lambda: writer.append(b"late"),
     ):
@@ -459,7 +459,7 @@ def test_delete_that_arrives_after_a_restore_deletes_nothing_of_it(store: Object
 def test_destroyed_names_are_not_listed_and_empty_logs_are(store: ObjectStore) -> None:
     fill(store, "a", 2)
     fill(store, "a/below", 1)
-    LogWriter.initialize(store, "empty")
+    LogWriter.create(store, "empty")
     for log in ("gone", "gone/too"):
         fill(store, log, 1)
         destroy(store, log)
@@ -476,7 +476,7 @@ def test_two_who_begin_a_log_over_a_destroyed_one_begin_one(store: ObjectStore) 
 
     def begin() -> None:
         try:
-            LogWriter.initialize(store, "a")
+            LogWriter.create(store, "a")
         except Exception as error:  # noqa: BLE001 - looked at below
             outcomes.append(type(error).__name__)
         else:

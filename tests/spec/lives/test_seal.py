@@ -23,8 +23,8 @@ from wal3_core import (
     SealedError,
     UnavailableError,
     copy,
+    create_successor,
     destroy,
-    initialize_successor,
     migrate,
     scrub,
     seal,
@@ -84,7 +84,7 @@ def test_two_anonymous_seals_are_distinguished(memory_store: MemoryStore) -> Non
 def test_seal_can_be_repeated_by_the_same_sealer_after_its_successor_began(memory_store: MemoryStore) -> None:
     fill(memory_store, "a")
     first = seal(memory_store, "a", reason="full", sealed_by="ann", successor="b")
-    initialize_successor(memory_store, "a")
+    create_successor(memory_store, "a")
 
     assert seal(memory_store, "a", reason="full", sealed_by="ann", successor="b") == first
 
@@ -224,7 +224,7 @@ def test_successor_begins_where_the_sealed_log_ends_and_covers_the_same_records(
     seal(store, "a", reason="full", successor="b")
     sealed = manifest_of(store, "a")
 
-    assert initialize_successor(store, "a") == "b"
+    assert create_successor(store, "a") == "b"
 
     begun = manifest_of(store, "b")
     assert (begun.first, begun.next) == (sealed.next, sealed.next)
@@ -236,7 +236,7 @@ def test_successor_begins_where_the_sealed_log_ends_and_covers_the_same_records(
 
 
 @pytest.mark.parametrize("later", ["empty", "appended", "collected", "all collected"])
-def test_initializing_the_successor_again_changes_nothing(store: ObjectStore, later: str) -> None:
+def test_creating_the_successor_again_changes_nothing(store: ObjectStore, later: str) -> None:
     fill(store, "a", b"1", b"2")
     migrate(store, "a", "b", reason="full")
     if later != "empty":
@@ -245,7 +245,7 @@ def test_initializing_the_successor_again_changes_nothing(store: ObjectStore, la
         collect(store, "b", 5 if later.startswith("all") else 4)
     before = manifest_of(store, "b")
 
-    assert initialize_successor(store, "a") == "b"
+    assert create_successor(store, "a") == "b"
 
     assert manifest_of(store, "b") == before
 
@@ -262,7 +262,7 @@ def test_another_log_under_the_successor_s_name_is_detected(memory_store: Memory
     before = manifest_of(memory_store, "b")
 
     with pytest.raises(LogExistsError, match="another log of that name: copy that one to another name and destroy it"):
-        initialize_successor(memory_store, "a")
+        create_successor(memory_store, "a")
     with pytest.raises(CorruptError, match="expected it to go on from log a"):
         bodies(memory_store, "a")
 
@@ -277,10 +277,10 @@ def test_log_that_follows_another_is_no_successor_though_it_begins_there(
     sealed = manifest_of(memory_store, "a")
     destroy(memory_store, "b")
     impostor = Manifest.successor(replace(sealed, log_id=LOG_ID), log_id=LOG_ID, writer="a test")
-    ManifestStore(log_store(memory_store, "b"), shared_runtime()).initialize(impostor)
+    ManifestStore(log_store(memory_store, "b"), shared_runtime()).create(impostor)
 
     with pytest.raises(LogExistsError, match="another log of that name"):
-        initialize_successor(memory_store, "a")
+        create_successor(memory_store, "a")
 
 
 @pytest.mark.parametrize(("sealed", "complaint"), [(False, "found it open"), (True, "names none: full")])
@@ -292,7 +292,7 @@ def test_only_a_sealed_log_that_names_one_has_a_successor(
         seal(memory_store, "a", reason="full")
 
     with pytest.raises(InvalidRequestError, match=complaint):
-        initialize_successor(memory_store, "a")
+        create_successor(memory_store, "a")
 
 
 def test_migration_that_was_cut_short_anywhere_is_finished_by_the_next(memory_store: MemoryStore) -> None:
@@ -373,7 +373,7 @@ def test_migration_to_another_successor_is_refused(memory_store: MemoryStore) ->
 
 @pytest.mark.parametrize("reason", ["", "  "])
 def test_seal_without_a_reason_is_refused(memory_store: MemoryStore, reason: str) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with pytest.raises(InvalidRequestError, match="expected a reason"):
         seal(memory_store, "a", reason=reason)

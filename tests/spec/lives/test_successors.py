@@ -97,13 +97,13 @@ def test_missing_successor_is_an_error_after_the_log_s_records(store: ObjectStor
     reading = records_across(store, "a")
 
     assert [next(reading).body, next(reading).body] == [b"1", b"2"]
-    with pytest.raises(LogNotFoundError, match=r"log a: sealed with successor b .*: initialize the successor"):
+    with pytest.raises(LogNotFoundError, match=r"log a: sealed with successor b .*: create the successor"):
         next(reading)
     assert bodies(store, "a", limits=Limits(records=2)) == [b"1", b"2"]
 
 
 def test_reading_a_missing_log_says_so_plainly(memory_store: MemoryStore) -> None:
-    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+    with pytest.raises(LogNotFoundError, match="create the log first"):
         bodies(memory_store, "none")
 
 
@@ -159,7 +159,7 @@ def test_cycle_of_successors_ends_in_an_error(memory_store: MemoryStore) -> None
 def test_chain_of_any_number_of_successors_is_read_to_its_end(memory_store: MemoryStore) -> None:
     days = 260
     for day in range(days):
-        with LogWriter.open_or_initialize(memory_store, f"day{day}") as writer:
+        with LogWriter.open_or_create(memory_store, f"day{day}") as writer:
             writer.append(b"%d" % day)
         migrate(memory_store, f"day{day}", f"day{day + 1}", reason="a log a day")
 
@@ -204,7 +204,7 @@ def test_setsum_of_the_successor_is_the_sum_of_every_log_s_records(store: Object
 
 def test_cursor_at_the_end_of_a_sealed_log_is_where_its_successor_begins(memory_store: MemoryStore) -> None:
     chain(memory_store)
-    witness = CursorStore(memory_store, "a").init("reader", manifest_of(memory_store, "a").next.position)
+    witness = CursorStore(memory_store, "a").create("reader", manifest_of(memory_store, "a").next.position)
 
     assert bodies(memory_store, "a", witness.cursor.position) == [b"3", b"4", b"5", b"6"]
 
@@ -217,7 +217,7 @@ def test_migration_of_a_log_whose_name_is_used_again_meanwhile_begins_nothing(me
         if kind == "get" and path == "a/manifest/MANIFEST.json" and manifest_of(memory_store, "a").seal is not None:
             store.before = lambda _kind, _path: None
             destroy(memory_store, "a")
-            LogWriter.initialize(memory_store, "a")
+            LogWriter.create(memory_store, "a")
 
     store.before = use_again
     with pytest.raises(LogReplacedError, match="expected the log that was sealed for b, found another one"):

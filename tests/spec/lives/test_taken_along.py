@@ -38,7 +38,7 @@ from wal3_core import (
     WriterOptions,
     collect,
     copy,
-    initialize_successor,
+    create_successor,
     migrate,
     seal,
     update_copy,
@@ -59,7 +59,7 @@ WEEK_S = 7 * 24 * 3600
 
 
 def fill(store: ObjectStore, log: str, count: int) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         for number in range(count):
             writer.append(b"%d" % number)
 
@@ -222,7 +222,7 @@ def test_migration_that_was_cut_short_anywhere_takes_all_along(kinds: tuple[str,
         fill(origin, "a", 2)
         PolicyStore(origin, "a").change(lambda _: Policy(retention_s=WEEK_S))
         for name in ("c", "gone"):
-            CursorStore(origin, "a").init(name, LogPosition(1, 0))
+            CursorStore(origin, "a").create(name, LogPosition(1, 0))
         store = FaultyStore(origin)
         crash_at(store, step, kinds)
         finished = True
@@ -248,18 +248,18 @@ def test_migration_that_was_cut_short_anywhere_takes_all_along(kinds: tuple[str,
 
 def test_two_calls_that_begin_a_successor_at_once_begin_one(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 2)
-    CursorStore(memory_store, "a").init("c", LogPosition(1, 0))
+    CursorStore(memory_store, "a").create("c", LogPosition(1, 0))
     seal(memory_store, "a", reason="full", successor="b")
     store = FaultyStore(memory_store)
     others = iter([None])
 
     def meanwhile(kind: str, path: str) -> None:
         if kind == "create" and path.endswith("cursor/c.json") and next(others, 0) is None:
-            initialize_successor(memory_store, "a")
+            create_successor(memory_store, "a")
 
     store.before = meanwhile
 
-    assert initialize_successor(store, "a") == "b"
+    assert create_successor(store, "a") == "b"
     assert {name: each.cursor.position.offset for name, each in CursorStore(memory_store, "b").list().items()} == {
         "c": 3
     }
@@ -269,9 +269,9 @@ def test_update_deletes_the_cursors_that_were_deleted_in_the_source_and_no_other
     fill(memory_store, "a", 5)
     theirs, ours = CursorStore(memory_store, "a"), CursorStore(memory_store, "b")
     for name in ("retired", "moved", "stays"):
-        theirs.init(name, LogPosition(2, 0))
+        theirs.create(name, LogPosition(2, 0))
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), with_cursors=True)
-    ours.init("of-the-copy", LogPosition(3, 0))
+    ours.create("of-the-copy", LogPosition(3, 0))
     moved = ours.load("moved")
     assert moved is not None
     ours.save("moved", LogPosition(3, 0), moved, owner=Owner.CONSUMER)
@@ -316,7 +316,7 @@ def test_named_append_in_the_part_a_copy_lacks_is_known_where_parts_are_joined(
 def test_update_from_a_successor_takes_no_cursors(memory_store: MemoryStore) -> None:
     """They say nothing of the records before: the copy's own would be moved over these."""
     fill(memory_store, "a", 3)
-    CursorStore(memory_store, "a").init("c", LogPosition(1, 0))
+    CursorStore(memory_store, "a").create("c", LogPosition(1, 0))
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "backup"), with_cursors=True)
     migrate(memory_store, "a", "b", reason="full")
     fill(memory_store, "b", 2)
@@ -348,7 +348,7 @@ def test_cursors_that_come_and_go_in_a_migration_come_and_go_in_the_successor(
     for step in range(100):
         log, successor = f"a{step}", f"b{step}"
         fill(memory_store, log, 3)
-        CursorStore(memory_store, log).init("gone", LogPosition(1, 0))
+        CursorStore(memory_store, log).create("gone", LogPosition(1, 0))
 
         def come_and_go(log: str = log) -> None:
             consume(memory_store, "new", 1, log)
@@ -398,7 +398,7 @@ def is_log(store: MemoryStore, name: str) -> bool:
 
 
 def test_migration_goes_on_though_the_sealed_log_s_snapshots_are_repacked_meanwhile(memory_store: MemoryStore) -> None:
-    LogWriter.open_or_initialize(memory_store, "a").close()
+    LogWriter.open_or_create(memory_store, "a").close()
     assert not append_once(memory_store, "a")
     options = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2))
     with LogWriter.open(memory_store, "a", options=options) as writer:
@@ -452,11 +452,11 @@ def test_queue_whose_cursor_an_earlier_version_wrote_has_no_successor(memory_sto
 def test_consumer_that_is_killed_when_it_came_too_late_leaves_no_cursor_to_begin_at(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 9)
     collector = Collector(memory_store, "a", options=NOW)
-    CursorStore(memory_store, "a").init("fast", LogPosition(7, 0))
+    CursorStore(memory_store, "a").create("fast", LogPosition(7, 0))
     collector.announce(collector.plan())
     cursors = CursorStore(memory_store, "a")
 
     with pytest.raises(GarbageCollectedError):
-        cursors.init("late", LogPosition(4, 0), stays=False)
+        cursors.create("late", LogPosition(4, 0), stays=False)
 
     assert (cursors.load("late"), cursors.is_deleted("late")) == (None, True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("cleanup", [Cleanup.COMPACT, Cleanup.BOTH])
 def test_manifest_is_keyed_while_the_policy_compacts(store: ObjectStore, cleanup: Cleanup) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     before = manifest_of(store)
 
     clean_up(store, cleanup)
@@ -66,7 +66,7 @@ def test_policy_that_does_not_change_it_leaves_the_manifest_alone(memory_store: 
 
 
 def test_contradiction_is_refused_and_changes_nothing(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=60))
 
     with pytest.raises(InvalidRequestError, match="retention_s: expected none with cleanup compact"):
@@ -77,7 +77,7 @@ def test_contradiction_is_refused_and_changes_nothing(store: ObjectStore) -> Non
 
 
 def test_change_that_died_before_the_manifest_is_completed_by_the_next_change(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
 
@@ -90,7 +90,7 @@ def test_change_that_died_before_the_manifest_is_completed_by_the_next_change(st
 
 
 def test_change_that_died_before_the_manifest_is_completed_without_a_change(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     faulty.fail("replace", "MANIFEST", "denied")
     with pytest.raises(UnavailableError):
@@ -108,7 +108,7 @@ def test_change_that_died_before_the_manifest_is_completed_without_a_change(memo
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "conflict", "applied-refused"])
 def test_manifest_is_keyed_whatever_the_answer_to_its_change(memory_store: MemoryStore, fault: str) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     faulty.fail("replace", "MANIFEST", fault)
 
@@ -120,7 +120,7 @@ def test_manifest_is_keyed_whatever_the_answer_to_its_change(memory_store: Memor
 
 def test_slower_one_of_two_changes_leaves_the_manifest_as_the_newer_policy_says(store: ObjectStore) -> None:
     """The newer change finds the manifest as it wants it, and the slower one then sets ``keyed``."""
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     faulty = FaultyStore(store)
     once(faulty, "replace", "MANIFEST", lambda: clean_up(store, Cleanup.COLLECT))
 
@@ -185,7 +185,7 @@ def test_log_that_is_no_longer_compacted_takes_records_without_keys(store: Objec
 
 
 def test_writer_learns_of_it_by_the_manifest_of_its_own_commit(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with LogWriter.open(memory_store, "a") as writer:
         clean_up(memory_store, Cleanup.COMPACT)
@@ -294,7 +294,7 @@ def test_copy_and_successor_are_keyed_with_the_policy_that_they_take_along(store
 
 def test_copy_is_keyed_as_the_policy_says_that_it_took_over(memory_store: MemoryStore) -> None:
     """The policy is changed after the source was pinned."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     once(faulty, "replace", "b/manifest/MANIFEST", lambda: None)
     once(faulty, "create", "b/manifest/MANIFEST", lambda: clean_up(memory_store, Cleanup.COMPACT))
@@ -306,7 +306,7 @@ def test_copy_is_keyed_as_the_policy_says_that_it_took_over(memory_store: Memory
 
 
 def test_update_of_a_keyed_copy_brings_records_without_keys(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
     clean_up(memory_store, Cleanup.COMPACT, "b")
     with LogWriter.open(memory_store, "a") as writer:

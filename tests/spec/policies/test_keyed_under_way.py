@@ -37,7 +37,7 @@ ONE_EACH = WriterOptions(batch_bytes_max=1, uploads_max=4, batch_age_s_max=0.001
 
 
 def test_append_under_way_when_the_log_becomes_keyed_is_not_durable_and_says_why(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     faulty = FaultyStore(store)
 
     with LogWriter.open(faulty, "a") as writer:
@@ -81,7 +81,7 @@ def _submitted_together(faulty: FaultyStore, writer: LogWriter, act: Callable[[]
 def test_neighbours_with_keys_of_an_append_that_fails_for_want_of_one_are_appended(
     store: ObjectStore, options: WriterOptions
 ) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     faulty = FaultyStore(store)
 
     with LogWriter.open(faulty, "a", options=options) as writer:
@@ -102,7 +102,7 @@ def test_neighbours_with_keys_of_an_append_that_fails_for_want_of_one_are_append
 
 
 def test_ordered_writer_halts_at_an_append_that_fails_for_want_of_a_key(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     with LogWriter.open(faulty, "a", options=ONE_EACH, ordered=True) as writer:
@@ -119,7 +119,7 @@ def test_ordered_writer_halts_at_an_append_that_fails_for_want_of_a_key(memory_s
 
 
 def test_append_without_a_key_is_not_uploaded_again(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     uploads: list[str] = []
 
@@ -139,7 +139,7 @@ def test_append_without_a_key_is_not_uploaded_again(memory_store: MemoryStore) -
 
 def test_ordered_writer_halts_only_when_the_appends_before_have_their_outcomes(memory_store: MemoryStore) -> None:
     """Else it could be resumed while one of them is under way, and its report would miss that one."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     halted: list[bool] = []
 
@@ -162,7 +162,7 @@ def test_ordered_writer_halts_only_when_the_appends_before_have_their_outcomes(m
 
 def test_append_whose_commit_was_applied_before_the_log_became_keyed_is_durable(memory_store: MemoryStore) -> None:
     """Its answer was lost; the manifest that shows it is keyed."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     with LogWriter.open(faulty, "a") as writer:
@@ -177,7 +177,7 @@ def test_append_whose_commit_was_applied_before_the_log_became_keyed_is_durable(
 
 
 def test_unanswered_commit_that_was_not_applied_is_not_appended_to_a_keyed_log(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     with LogWriter.open(faulty, "a") as writer:
@@ -191,7 +191,7 @@ def test_unanswered_commit_that_was_not_applied_is_not_appended_to_a_keyed_log(m
 
 
 def test_append_that_lost_its_place_to_another_writer_is_not_put_into_a_keyed_log(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     def overtake() -> None:
@@ -210,7 +210,7 @@ def test_append_that_lost_its_place_to_another_writer_is_not_put_into_a_keyed_lo
 def test_conditional_append_behind_one_that_fails_lands_at_its_offset_or_nowhere(
     memory_store: MemoryStore,
 ) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     with LogWriter.open(faulty, "a") as writer:
@@ -253,7 +253,7 @@ def test_append_accepted_while_the_manifest_loads_is_refused_by_what_is_loaded(
     memory_store: MemoryStore,
 ) -> None:
     """After a commit without an outcome the writer knows nothing of the log."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
     options = WriterOptions(retry=QUICK, delivery_timeout_s=0.1)

@@ -60,7 +60,7 @@ def runtime() -> Iterator[Later]:
 
 def hourly(store: ObjectStore, log: str, runtime: Later, count: int) -> None:
     """Append a fragment of one record per hour; the clock stays at the hour of the last."""
-    with LogWriter.open_or_initialize(store, log, runtime=runtime) as writer:
+    with LogWriter.open_or_create(store, log, runtime=runtime) as writer:
         for hour in range(count):
             runtime.hours = hour
             writer.append(b"%d" % hour)
@@ -71,7 +71,7 @@ def kept(hours: int) -> Policy:
 
 
 def test_policy_is_the_default_until_it_is_changed(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     policies = PolicyStore(store, "a")
     before = policies.load()
 
@@ -126,7 +126,7 @@ def test_cursors_and_retention_each_hold_their_records(
 ) -> None:
     hourly(memory_store, "a", runtime, 10)
     PolicyStore(memory_store, "a").change(lambda _: kept(4))
-    CursorStore(memory_store, "a").init("reader", LogPosition(cursor, 0))
+    CursorStore(memory_store, "a").create("reader", LogPosition(cursor, 0))
 
     assert Collector(memory_store, "a", options=ALL, runtime=runtime).plan().first.position.offset == first
 
@@ -147,7 +147,7 @@ def test_old_records_are_all_collected_and_young_ones_all_kept(memory_store: Mem
 
 
 def test_policy_without_cursors_and_without_a_retention_is_refused(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with pytest.raises(InvalidRequestError, match="expected a retention"):
         PolicyStore(memory_store, "a").change(lambda policy: replace(policy, without_cursors=True))
@@ -165,7 +165,7 @@ def test_damaged_policy_stops_collecting(memory_store: MemoryStore, runtime: Lat
 
 
 def test_two_changes_at_once_are_both_made(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store, other = FaultyStore(memory_store), PolicyStore(memory_store, "a")
 
     def overtake(kind: str, path: str) -> None:
@@ -180,7 +180,7 @@ def test_two_changes_at_once_are_both_made(memory_store: MemoryStore) -> None:
 
 
 def test_change_gives_up_on_a_policy_that_others_keep_changing(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     other = PolicyStore(memory_store, "a")
 
     def overtaken(policy: Policy) -> Policy:
@@ -219,13 +219,13 @@ def test_acknowledged_longer_retention_keeps_what_a_collector_was_about_to_prune
 def test_change_of_the_policy_of_a_replaced_log_is_not_reported_as_made(
     memory_store: MemoryStore,
 ) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = FaultyStore(memory_store)
 
     def replaced(kind: str, path: str) -> None:
         if kind == "create" and path.endswith("/policy.json"):
             destroy(memory_store, "a")
-            LogWriter.initialize(memory_store, "a")
+            LogWriter.create(memory_store, "a")
 
     store.before = replaced
     with pytest.raises(LogReplacedError):
@@ -240,7 +240,7 @@ def test_change_of_the_policy_of_a_replaced_log_is_not_reported_as_made(
 def read_up_to(store: ObjectStore, offset: int) -> None:
     """Make a log of ten records whose only cursor is at an offset."""
     append(store, 10)
-    CursorStore(store, "a").init("c", LogPosition(offset, 0))
+    CursorStore(store, "a").create("c", LogPosition(offset, 0))
 
 
 def clean_up(store: ObjectStore, cleanup: Cleanup) -> Policy:

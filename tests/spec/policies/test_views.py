@@ -41,8 +41,8 @@ def give(store: ObjectStore, view: View | None, log: str = "a") -> Policy:
 
 
 def test_each_view_appends_to_its_own_log_and_nothing_else_does(store: ObjectStore) -> None:
-    FeedWriter.open_or_initialize(store, "feed").close()
-    KeyedLog.open_or_initialize(store, "keyed").close()
+    FeedWriter.open_or_create(store, "feed").close()
+    KeyedLog.open_or_create(store, "keyed").close()
     DelayQueue.create(store, "queue")
     for view in View:
         give(store, view, view.value)
@@ -65,7 +65,7 @@ def test_each_view_appends_to_its_own_log_and_nothing_else_does(store: ObjectSto
 
 
 def test_writer_under_way_learns_that_the_log_is_a_view_s_and_no_longer(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"before")
         give(memory_store, View.FEED)
         with pytest.raises(ViewRequiredError):
@@ -87,7 +87,7 @@ def append_while_the_log_is_given_to_a_view() -> None:
             store.before = lambda _kind, _path: None
             PolicyStore(store.inner, "a").change(lambda policy: replace(policy, view=View.QUEUE))
 
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         store.before = given
         with pytest.raises(ViewRequiredError):
             writer.append(b"late")
@@ -95,7 +95,7 @@ def append_while_the_log_is_given_to_a_view() -> None:
 
 
 def test_staged_appends_are_refused_when_staged_and_when_installed(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     staged = Stager(memory_store, "a").stage(ROWS)
     give(memory_store, View.KEYED)
 
@@ -109,7 +109,7 @@ def test_staged_appends_are_refused_when_staged_and_when_installed(memory_store:
 
 
 def test_copy_is_of_the_view_that_its_source_is_of(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     give(memory_store, View.QUEUE)
 
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))

@@ -49,7 +49,7 @@ def lines(caplog: pytest.LogCaptureFixture, least: int) -> list[tuple[str, int, 
 @pytest.fixture
 def faulty(memory_store: MemoryStore) -> FaultyStore:
     """A log behind a store that fails chosen requests."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return FaultyStore(memory_store)
 
 
@@ -57,12 +57,12 @@ def test_healthy_log_that_is_written_read_and_moved_along_logs_nothing_at_info(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = InstrumentedStore(memory_store, shared_runtime())
-    with caplog.at_level(logging.INFO, "wal3"), LogWriter.open_or_initialize(store, "a") as writer:
+    with caplog.at_level(logging.INFO, "wal3"), LogWriter.open_or_create(store, "a") as writer:
         for number in range(200):
             writer.submit(b"%d" % number)
         position = writer.append(b"last")
         assert len(list(LogReader.open(store, "a").records())) == 201
-        CursorStore(store, "a").init("reader", position)
+        CursorStore(store, "a").create("reader", position)
 
     assert lines(caplog, logging.INFO) == []
 
@@ -70,10 +70,10 @@ def test_healthy_log_that_is_written_read_and_moved_along_logs_nothing_at_info(
 def test_collection_prune_and_delete_are_one_line_each_with_their_counts(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_records_max=1)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(batch_records_max=1)) as writer:
         for _ in range(3):
             position = writer.append(b"x")
-    CursorStore(memory_store, "a").init("reader", position)
+    CursorStore(memory_store, "a").create("reader", position)
 
     with caplog.at_level(logging.INFO, "wal3"):
         collect(memory_store, "a", options=NOW)
@@ -86,7 +86,7 @@ def test_collection_prune_and_delete_are_one_line_each_with_their_counts(
 
 
 def test_seal_and_destruction_are_one_line_each(memory_store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
 
     with caplog.at_level(logging.INFO, "wal3"):
         seal(memory_store, "a", reason="moved")
@@ -102,7 +102,7 @@ def test_writers_that_overtake_each_other_warn_once_and_debug_the_rest(
 ) -> None:
     # They never learn that they share the log, so each loses its place again and again.
     monkeypatch.setattr("wal3_core.log.write.pacing._QUIET", 0)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     with (
         caplog.at_level(logging.DEBUG, "wal3.writer"),
         LogWriter.open(memory_store, "a") as one,
@@ -152,7 +152,7 @@ def test_slow_commit_is_a_warning(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats, "SLOW_COMMIT_S", 0.0)
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x")
 
     [(name, level, text)] = lines(caplog, logging.WARNING)
@@ -163,7 +163,7 @@ def test_slow_commit_is_a_warning(
 def test_damage_is_an_error_that_names_the_log_and_the_object(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x")
     [path] = [meta.path for meta in memory_store.list_objects("") if "/log/" in meta.path]
     data = memory_store.read(path)
@@ -184,7 +184,7 @@ def test_damage_is_an_error_that_names_the_log_and_the_object(
 def test_lost_object_is_an_error_that_names_the_log_and_the_object(
     memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x")
     [path] = [meta.path for meta in memory_store.list_objects("") if "/log/" in meta.path]
     memory_store.delete(path)

@@ -101,14 +101,14 @@ def metered() -> Iterator[Metered]:
 def test_writer_reader_follower_and_collector_are_counted_exactly(store: ObjectStore, metered: Metered) -> None:
     counting = CountingStore(store)
     observed, runtime = InstrumentedStore(counting, metered.runtime), metered.runtime
-    LogWriter.initialize(observed, "a", runtime=runtime)
+    LogWriter.create(observed, "a", runtime=runtime)
     with LogWriter.open(observed, "a", options=WriterOptions(batch_records_max=10), runtime=runtime) as writer:
         for number in range(100):
             writer.submit(b"record %d" % number)
         position = writer.append_many([b"x", b"y"])
         stats = writer.stats()
     followed = list(LogReader.open(observed, "a", runtime=runtime).follow(idle_s=0.01))
-    CursorStore(observed, "a", runtime=runtime).init("reader", position)
+    CursorStore(observed, "a", runtime=runtime).create("reader", position)
     report = collect(observed, "a", options=NOW, runtime=runtime)
 
     assert len(followed) == stats.num_records == 102
@@ -151,7 +151,7 @@ def test_appends_that_a_fleet_refuses_are_counted(memory_store: MemoryStore, met
 
 
 def test_records_that_a_consumer_saved_are_counted_once(store: ObjectStore, metered: Metered) -> None:
-    with LogWriter.open_or_initialize(store, "a", runtime=metered.runtime) as writer:
+    with LogWriter.open_or_create(store, "a", runtime=metered.runtime) as writer:
         writer.append_many([b"%d" % number for number in range(10)])
     options = ConsumerOptions(idle_s=0.0, commit_records_max=4)
     counted = []
@@ -170,7 +170,7 @@ def test_records_that_a_consumer_saved_are_counted_once(store: ObjectStore, mete
 def test_retries_conflicts_and_failures_are_counted_as_the_writer_does(store: ObjectStore, metered: Metered) -> None:
     faulty = FaultyStore(store)
     observed, runtime = InstrumentedStore(faulty, metered.runtime), metered.runtime
-    LogWriter.initialize(observed, "a", runtime=runtime)
+    LogWriter.create(observed, "a", runtime=runtime)
     with (
         LogWriter.open(observed, "a", options=QUICK, runtime=runtime) as one,
         LogWriter.open(observed, "a", options=QUICK, runtime=runtime) as other,
@@ -220,7 +220,7 @@ def test_log_s_name_is_an_attribute_only_when_asked_for(memory_store: ObjectStor
     with ThreadRuntime() as runtime:
         named = Metered(runtime, log_names=True)
         for each in (metered, named):
-            with LogWriter.open_or_initialize(memory_store, "team/orders", runtime=each.runtime) as writer:
+            with LogWriter.open_or_create(memory_store, "team/orders", runtime=each.runtime) as writer:
                 writer.append(b"x")
 
         assert named.sums("wal3.append.records", "wal3.log") == {"team/orders": 1}
@@ -229,7 +229,7 @@ def test_log_s_name_is_an_attribute_only_when_asked_for(memory_store: ObjectStor
 
 def test_bytes_that_wait_are_held_until_they_have_their_outcome(memory_store: ObjectStore, metered: Metered) -> None:
     faulty = FaultyStore(memory_store)
-    with LogWriter.open_or_initialize(faulty, "a", runtime=metered.runtime) as writer:
+    with LogWriter.open_or_create(faulty, "a", runtime=metered.runtime) as writer:
         faulty.fail("create", "/log/", "unavailable", times=1_000_000)
         future = writer.submit(b"x" * 1000)
         until = time.monotonic() + WAIT_S_MAX
@@ -247,7 +247,7 @@ def test_bytes_that_wait_are_held_until_they_have_their_outcome(memory_store: Ob
 def test_writer_s_statistics_name_the_log_s_end_and_count_what_it_repeats(
     memory_store: ObjectStore,
 ) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_records_max=1)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(batch_records_max=1)) as writer:
         before = writer.stats()
         for _ in range(40):
             writer.append(b"x")
@@ -270,7 +270,7 @@ def test_roll_into_snapshots_that_fails_is_counted(memory_store: ObjectStore, me
     faulty = FaultyStore(memory_store)
     faulty.fail("create", "/snapshot/", "denied", times=1_000_000)
     options = WriterOptions(batch_records_max=1)
-    with LogWriter.open_or_initialize(faulty, "a", options=options, runtime=metered.runtime) as writer:
+    with LogWriter.open_or_create(faulty, "a", options=options, runtime=metered.runtime) as writer:
         for _ in range(40):
             writer.append(b"x")
 
@@ -283,14 +283,14 @@ def test_commit_made_again_after_maintenance_is_a_rebase(
     memory_store: ObjectStore, metered: Metered, orphans_max: int
 ) -> None:
     faulty = FaultyStore(memory_store)
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     with LogWriter.open(faulty, "a", runtime=metered.runtime) as writer:
         writer.append(b"x")
 
         def maintain(kind: str, path: str) -> None:
             if kind == "replace" and path.endswith("MANIFEST.json"):
                 faulty.before = lambda _kind, _path: None
-                CursorStore(memory_store, "a").init("reader", position)
+                CursorStore(memory_store, "a").create("reader", position)
                 collect(memory_store, "a", options=replace(NOW, orphans_max=orphans_max))
 
         position = writer.append(b"y")
@@ -341,7 +341,7 @@ def test_instruments_that_raise_leave_appends_their_outcomes(
     with ThreadRuntime() as runtime:
         enable_metrics(Broken(), runtime=runtime)
         store = InstrumentedStore(memory_store, runtime)
-        with LogWriter.open_or_initialize(store, "a", runtime=runtime) as writer:
+        with LogWriter.open_or_create(store, "a", runtime=runtime) as writer:
             position = writer.submit(b"x").result(WAIT_S_MAX)
 
         assert position.offset == 1

@@ -77,7 +77,7 @@ def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_chil
 ) -> None:
     """Regression: parent and child had one token, epoch and seq_no, and each took the other's record for its own."""
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         if appended_before:
             writer.append(b"before")
         reader = LogReader.open(store, "a")
@@ -96,13 +96,13 @@ def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_chil
 def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_url: str) -> None:
     """Regression: calls that only read the store worked in the child, or hung where the parent was using it."""
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a", options=ROLLED) as writer:
+    with LogWriter.open_or_create(store, "a", options=ROLLED) as writer:
         for _ in range(8):
             writer.append(b"before")
         reader = LogReader.open(store, "a")
         manifest = reader.manifest()
         cursors, pins, policies = CursorStore(store, "a"), PinStore(store, "a"), PolicyStore(store, "a")
-        witness = cursors.init("c", LogPosition(2, 0))
+        witness = cursors.create("c", LogPosition(2, 0))
         collector, compactor = Collector(store, "a"), SnapshotCompactor(store, "a")
         for warm in (pins.list, policies.load, compactor.plan):
             warm()
@@ -137,7 +137,7 @@ def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_u
 def test_store_in_memory_refuses_every_call_in_the_child_also_opened_again() -> None:
     """The child has a copy: what it appended, no other process would ever see."""
     store = open_store("memory:before-a-fork")
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append(b"of the parent")
     own = MemoryStore(shared_runtime())
 
@@ -153,7 +153,7 @@ def test_store_in_memory_refuses_every_call_in_the_child_also_opened_again() -> 
         lambda: own.create("a", b""),
     ):
         assert in_child(refused) == "ClosedError"
-    assert in_child(lambda: LogWriter.initialize(open_store("memory:in-the-child"), "a")) == "nothing"
+    assert in_child(lambda: LogWriter.create(open_store("memory:in-the-child"), "a")) == "nothing"
 
 
 def test_dirty_log_and_held_writer_from_before_a_fork_refuse_calls_in_the_child(
@@ -163,7 +163,7 @@ def test_dirty_log_and_held_writer_from_before_a_fork_refuse_calls_in_the_child(
     store = FaultyStore(memory_store)
     answered, sent = threading.Event(), threading.Event()
     marker = Marker.of_fragment("a", LOG_ID, LogPosition(1, 0), 1)
-    with DirtyLog.open(store, "s") as marks, Fleet.open(store, options=FleetOptions(creates=True)) as fleet:
+    with DirtyLog.open_or_create(store, "s") as marks, Fleet.open(store, options=FleetOptions(creates=True)) as fleet:
         held = fleet.writer("a")
         store.before = lambda _kind, _path: (sent.set(), answered.wait(60))[0]
         marked = marks.mark(marker)
@@ -178,7 +178,7 @@ def test_dirty_log_and_held_writer_from_before_a_fork_refuse_calls_in_the_child(
 
 def test_log_opened_in_the_child_works(local_url: str) -> None:
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append(b"parent")
 
     def append() -> None:
@@ -210,13 +210,13 @@ def ended_by(program: str, url: str) -> str:
     [
         """
         def serve():
-            with LogWriter.open_or_initialize(store, "a") as writer:
+            with LogWriter.open_or_create(store, "a") as writer:
                 time.sleep(0.5)
                 writer.append(b"late")
         threading.Thread(target=serve).start()
         """,
         """
-        writer = LogWriter.open_or_initialize(store, "a")
+        writer = LogWriter.open_or_create(store, "a")
         writer.submit(b"late")
         def end():
             writer.submit(b"later")
@@ -234,15 +234,13 @@ def test_appends_during_interpreter_exit_complete_and_the_interpreter_exits(loca
 
 
 def test_records_of_a_program_that_submits_them_and_ends_are_in_the_log(store_url: str) -> None:
-    ended_by(
-        f"{WRITING}writer = LogWriter.open_or_initialize(store, 'a')\nfor _ in 'abc': writer.submit(b'x')", store_url
-    )
+    ended_by(f"{WRITING}writer = LogWriter.open_or_create(store, 'a')\nfor _ in 'abc': writer.submit(b'x')", store_url)
 
     assert bodies(open_store(store_url)) == [b"x"] * 3
 
 
 def test_log_can_be_read_first_when_the_interpreter_ends(store_url: str) -> None:
-    with LogWriter.open_or_initialize(open_store(store_url), "a") as writer:
+    with LogWriter.open_or_create(open_store(store_url), "a") as writer:
         writer.append(b"x")
     program = """
     def read():
@@ -258,7 +256,7 @@ def test_open_writer_has_imported_all_that_its_appends_need(store_url: str) -> N
     """At the interpreter's end, a worker may not be able to import it."""
     program = """
     import pyarrow
-    writer = LogWriter.open_or_initialize(store, "a")
+    writer = LogWriter.open_or_create(store, "a")
     before = set(sys.modules)
     writer.append(b"x")
     writer.append(None, key=b"k")
@@ -279,7 +277,7 @@ def test_process_that_ends_without_outcomes_says_so(local_url: str, end: str, *,
             warned.wait(UPLOAD_S)
 
     def submit():
-        writer = LogWriter.open_or_initialize(FaultyStore(store, before=wait), "a")
+        writer = LogWriter.open_or_create(FaultyStore(store, before=wait), "a")
         for number in range(5):
             writer.submit(b"%d" % number)
         END
@@ -312,7 +310,7 @@ def test_process_that_ends_without_outcomes_says_so(local_url: str, end: str, *,
 
 def test_callback_that_appends_and_waits_blocks_no_other_caller(memory_store: MemoryStore) -> None:
     answers: list[int] = []
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         for _ in range(20):
             futures = [writer.submit(b"x" * 1000) for _ in range(20)]
             futures[0].add_done_callback(lambda _: answers.append(writer.append(b"callback").offset))
@@ -332,7 +330,7 @@ def test_callbacks_that_read_the_log_or_wait_for_another_block_no_other_caller(w
     """Regression: they occupied the workers that their reads waited for, and the log stopped forever."""
     runtime = ThreadRuntime(workers_max=workers_max)
     store = MemoryStore(runtime)
-    logs = [LogWriter.open_or_initialize(store, name, runtime=runtime) for name in "ab"]
+    logs = [LogWriter.open_or_create(store, name, runtime=runtime) for name in "ab"]
     reader = LogReader.open(store, "a", runtime=runtime)
     answers: list[int] = []
 
@@ -363,7 +361,7 @@ def test_panic_inside_the_store_client_reaches_the_callers_and_the_writer_contin
     class PanicError(BaseException):
         pass
 
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = FaultyStore(memory_store)
 
     def panic(kind: str, path: str) -> None:
@@ -397,7 +395,7 @@ def test_thread_that_cannot_be_started_delays_and_loses_nothing(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     with ThreadRuntime() as runtime, LogWriter.open(memory_store, "a", runtime=runtime) as writer:
         monkeypatch.setattr(_thread, "start_new_thread", start_new_or_not)
         monkeypatch.setattr(threading.Thread, "start", start_or_not)

@@ -75,7 +75,7 @@ def test_huge_document_costs_one_small_read_and_is_named(
     local_url: str, path: str, look: Callable[[ObjectStore], None]
 ) -> None:
     store = open_store(local_url)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     life = life_folder(LogReader.open(store, "a").manifest().log_id)
     file = Path(urlsplit(local_url).path) / "a" / life / path
     file.parent.mkdir(exist_ok=True, parents=True)
@@ -95,7 +95,7 @@ def test_huge_document_costs_one_small_read_and_is_named(
 
 def test_upload_to_a_path_with_a_huge_object_reads_no_more_than_its_own_length(memory_store: MemoryStore) -> None:
     store = BoundedStore(memory_store)
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     with LogWriter.open(store, "a") as writer:
         writer.append(b"x")
 
@@ -107,7 +107,7 @@ def test_every_read_of_a_log_s_life_has_a_bound(memory_store: MemoryStore) -> No
     store = BoundedStore(memory_store)
     fill(store, "a", 20)
     cursors = CursorStore(store, "a")
-    cursors.save("x", LogPosition(12, 0), cursors.init("x", LogPosition(10, 0)))
+    cursors.save("x", LogPosition(12, 0), cursors.create("x", LogPosition(10, 0)))
     PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=0))
     pins = PinStore(store, "a")
     pins.create("p", reason="r")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def fill_many(store: ObjectStore, log: str, count: int) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_create(store, log) as writer:
         writer.append_many([b"x"] * count)
 
 
@@ -68,7 +68,7 @@ def test_restart_continues_after_the_last_processed_record(store: ObjectStore) -
 
 
 def test_record_is_what_a_reader_gives_and_names_its_log(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"body", key=b"key")
     [expected] = LogReader.open(memory_store, "a").records()
 
@@ -307,7 +307,7 @@ def test_every_record_is_processed_wherever_the_body_fails_or_the_process_is_kil
 ) -> None:
     """The oracle: a record counts once its processing is over; those before the cursor must all be."""
     store = MemoryStore(shared_runtime())
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(batch_records_max=3)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(batch_records_max=3)) as writer:
         writer.append_many([b"x"] * 3)
         writer.append_many([b"x"] * 3)
         writer.append(b"x")
@@ -489,8 +489,8 @@ def test_records_before_the_cursor_may_be_collected(memory_store: MemoryStore) -
 
 
 def test_log_that_does_not_exist_is_an_error_that_says_what_to_do(memory_store: MemoryStore) -> None:
-    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+    with pytest.raises(LogNotFoundError, match="create the log first"):
         consumed(memory_store)
 
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     assert consumed(memory_store) == []

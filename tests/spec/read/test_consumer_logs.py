@@ -35,8 +35,8 @@ from wal3_core import (
     LogPosition,
     LogReplacedError,
     UnavailableError,
+    create_successor,
     destroy,
-    initialize_successor,
     migrate,
     seal,
 )
@@ -154,7 +154,7 @@ def test_consumer_goes_on_in_successors_and_resumes_there(store: ObjectStore) ->
     seal(store, "a", reason="full", successor="b")
 
     assert consumed(store) == [1, 2]
-    initialize_successor(store, "a")
+    create_successor(store, "a")
     assert consumed(store) == []
     assert cursor_of(store, "b") == 3
     fill(store, "b", b"3")

@@ -77,10 +77,10 @@ def rows_of(reader: LogReader, *bounds: object) -> list[Row]:
 def five(local_url: str) -> ObjectStore:
     """A log that held five fragments of one record before a collection, and holds two."""
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(1, 6):
             writer.append(b"%d" % number, key=b"k" if number > 4 else None)
-    CursorStore(store, "a").init("c", LogPosition(4, 0))
+    CursorStore(store, "a").create("c", LogPosition(4, 0))
     collect(store, "a", options=LATER)
     return store
 
@@ -101,7 +101,7 @@ def test_files_of_a_pin_stay_while_the_log_is_collected(
     local_url: str, read: Callable[[Sequence[str]], list[Row]]
 ) -> None:
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         for number in range(1, 6):
             writer.append_many([Message(b"%d" % number, key=b"k"), b"x"])
     PinStore(store, "a").create("p", reason="a query")
@@ -110,7 +110,7 @@ def test_files_of_a_pin_stay_while_the_log_is_collected(
 
     with LogWriter.open(store, "a") as writer:
         writer.append(b"later")
-    CursorStore(store, "a").init("c", LogPosition(9, 0))
+    CursorStore(store, "a").create("c", LogPosition(9, 0))
     collect(store, "a", options=NOW)
 
     assert len(rows_of(LogReader.open(store, "a"))) == 3
@@ -127,10 +127,10 @@ def test_files_of_a_log_with_a_tree_of_snapshots_hold_its_records(
     local_url: str, read: Callable[[Sequence[str]], list[Row]]
 ) -> None:
     store = open_store(local_url)
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=SMALL)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=SMALL)) as writer:
         for number in range(20):
             writer.append_many([b"%d" % number, b"x"])
-    CursorStore(store, "a").init("c", LogPosition(14, 0))
+    CursorStore(store, "a").create("c", LogPosition(14, 0))
     collect(store, "a", options=LATER)
     reader = LogReader.open(store, "a")
 
@@ -141,7 +141,7 @@ def test_files_of_a_log_with_a_tree_of_snapshots_hold_its_records(
 
 
 def test_file_says_which_records_it_holds_and_how_long_it_is(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([b"1", b"2", b"3"])
         writer.append(b"4")
     reader = LogReader.open(store, "a")
@@ -159,7 +159,7 @@ def test_file_says_which_records_it_holds_and_how_long_it_is(store: ObjectStore)
 
 
 def test_range_gives_the_files_that_hold_it_as_a_whole(memory_store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         for _ in range(4):
             writer.append_many([b"x"] * 3)
     reader = LogReader.open(memory_store, "a")
@@ -195,7 +195,7 @@ def test_empty_range_has_no_fragment_and_no_file(
     memory_store: ObjectStore, start: int | LogPosition | AtTime, limits: Limits
 ) -> None:
     """The fragment around it was once named."""
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
     reader = LogReader.open(memory_store, "a")
     begun = AtTime(reader.manifest().first.position.timestamp_us) if isinstance(start, AtTime) else start
@@ -213,7 +213,7 @@ def test_files_below_the_first_record_are_an_error_and_not_fewer_files(five: Obj
 
 def test_location_of_a_file_in_a_directory_is_its_path_whatever_its_name(tmp_path: Path) -> None:
     store = open_store((tmp_path / "a store, 100% ä").as_uri())
-    with LogWriter.open_or_initialize(store, "team/a") as writer:
+    with LogWriter.open_or_create(store, "team/a") as writer:
         writer.append(b"x")
 
     [file] = LogReader.open(store, "team/a").files()

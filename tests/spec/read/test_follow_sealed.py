@@ -20,9 +20,9 @@ from wal3_core import (
     Origin,
     ReaderOptions,
     bootstrap,
+    create_successor,
     destroy,
     follow_across,
-    initialize_successor,
     migrate,
     seal,
 )
@@ -64,7 +64,7 @@ def test_read_bounded_inside_a_sealed_log_never_reads_its_successor(store: Objec
     expected = bodies(store, "a", limits=limits)
     assert expected == [record.body for record in LogReader.open(store, "a").records(None, limits)]
 
-    initialize_successor(store, "a")
+    create_successor(store, "a")
     fill(store, "b", b"4", b"5")
     collect(store, "b", 5)
     asked: list[str] = []
@@ -101,7 +101,7 @@ def test_read_one_record_beyond_a_sealed_log_reads_its_successor(memory_store: M
     seal(memory_store, "a", reason="full", successor="b")
 
     for limits in (Limits(offset=4), Limits(records=3)):
-        with pytest.raises(LogNotFoundError, match="initialize the successor"):
+        with pytest.raises(LogNotFoundError, match="create the successor"):
             bodies(memory_store, "a", limits=limits)
 
 
@@ -193,7 +193,7 @@ def test_follower_continues_in_the_successor_when_asked_to(
     assert b"".join(body or b"" for body in across(memory_store, start)).decode() == expected
 
 
-def test_follower_waits_for_a_successor_that_is_yet_to_be_initialized(store: ObjectStore) -> None:
+def test_follower_waits_for_a_successor_that_is_yet_to_be_created(store: ObjectStore) -> None:
     fill(store, "a", b"1")
     seal(store, "a", reason="full", successor="b")
     found: list[bytes | None] = []
@@ -208,7 +208,7 @@ def test_follower_waits_for_a_successor_that_is_yet_to_be_initialized(store: Obj
 
     thread = in_thread(follow)
     assert came.wait(DEADLINE_S)
-    initialize_successor(store, "a")
+    create_successor(store, "a")
     fill(store, "b", b"2")
     migrate(store, "b", "c", reason="again")
     fill(store, "c", b"3")
@@ -242,7 +242,7 @@ def test_follower_never_mistakes_another_log_for_the_successor(memory_store: Mem
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")
     destroy(memory_store, "b")
-    LogWriter.initialize(memory_store, "b")
+    LogWriter.create(memory_store, "b")
 
     with pytest.raises(CorruptError, match="expected it to go on from log a"):
         across(memory_store)
@@ -257,5 +257,5 @@ def test_follower_never_skips_a_gap_between_two_logs(memory_store: MemoryStore) 
 
 
 def test_follower_of_a_missing_log_says_so(memory_store: MemoryStore) -> None:
-    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+    with pytest.raises(LogNotFoundError, match="create the log first"):
         across(memory_store)

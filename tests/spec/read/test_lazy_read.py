@@ -54,7 +54,7 @@ SIZE = 100
 @pytest.fixture
 def long_log(memory_store: MemoryStore) -> MemoryStore:
     """A hundred fragments of one record each."""
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for number in range(1, SIZE + 1):
             writer.append(b"%d" % number)
     assert depth_of(memory_store) == 2
@@ -319,7 +319,7 @@ def test_follower_of_an_empty_log_misses_no_records_collected_between_two_polls(
     memory_store: MemoryStore, start: ReadStart, *, across: bool
 ) -> None:
     """Regression: a follower without a record yet began at the log's new first record."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store, looks, options = FaultyStore(memory_store), count(1), ReaderOptions(poll_s_min=0, poll_s_max=0)
 
     def between(kind: str, _path: str) -> None:
@@ -345,7 +345,7 @@ def test_follower_of_an_empty_log_misses_no_records_collected_between_two_polls(
 def test_follower_that_waits_for_a_time_or_a_record_misses_none_of_a_successor(
     memory_store: MemoryStore, start: ReadStart
 ) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store, looks, options = FaultyStore(memory_store), count(1), ReaderOptions(poll_s_min=0, poll_s_max=0)
 
     def between(kind: str, path: str) -> None:
@@ -443,7 +443,7 @@ def held(reader: LogReader, manifest: Manifest, start: int | None = None) -> lis
 
 
 def test_manifest_of_another_log_is_refused(long_log: MemoryStore) -> None:
-    LogWriter.initialize(long_log, "b")
+    LogWriter.create(long_log, "b")
     other = LogReader.open(long_log, "b").manifest()
 
     with pytest.raises(InvalidRequestError, match="expected a manifest of log"):

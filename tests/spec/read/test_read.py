@@ -49,7 +49,7 @@ TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per
 def fill(store: ObjectStore, *, pause_s: float = 0.0) -> list[LogPosition]:
     """Thirty fragments of four records, most of them in snapshots of both depths."""
     positions = []
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for number in range(FRAGMENTS):
             positions.append(writer.append_many([b"%d/%d" % (number, index) for index in range(EACH)]))
             time.sleep(pause_s)
@@ -151,7 +151,7 @@ def test_read_beyond_the_end_or_before_offset_one_is_refused(filled: MemoryStore
 
 
 def test_read_ends_where_the_log_ended_when_it_began(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([b"old"] * 3)
         records = LogReader.open(memory_store, "a").records()
         found = [next(records).body]
@@ -193,7 +193,7 @@ def test_tail_of_a_large_log_is_read_without_its_snapshots(filled: MemoryStore) 
 
 
 def test_append_and_read_never_list(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = CountingStore(memory_store)
 
     fill(store)
@@ -307,7 +307,7 @@ def test_invalid_limit_is_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("keys", [[b"k" * 13_000_000], [b"%d" % n + b"k" * 1_000_000 for n in range(20)]])
 def test_every_record_an_append_accepts_is_returned_by_a_read(memory_store: MemoryStore, keys: list[bytes]) -> None:
     """Regression: long keys made an index that no reader would load."""
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append_many([Message(b"x", key) for key in keys])
 
     assert [record.key for record in LogReader.open(memory_store, "a").records()] == keys
@@ -370,7 +370,7 @@ def test_unverified_read_gives_the_same_records(filled: MemoryStore) -> None:
 
 @pytest.mark.slow
 def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     options = ReaderOptions(poll_s_min=30.0, poll_s_max=30.0)
     seen: list[tuple[bytes | None, float]] = []
 
@@ -398,7 +398,7 @@ def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore
 @pytest.mark.slow
 def test_follower_polls_for_appends_of_other_processes_with_one_cheap_request(memory_store: MemoryStore) -> None:
     """The writer has a runtime of its own, so only the follower's polling wakes it."""
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = CountingStore(memory_store)
     reader = LogReader.open(store, "a", options=ReaderOptions(poll_s_min=0.01, poll_s_max=0.02))
 

@@ -42,7 +42,7 @@ Row = tuple[int, datetime, bytes | None, bytes | None]
 @pytest.fixture
 def reader(store: ObjectStore) -> LogReader:
     """A log of fragments without keys, with keys, with a tombstone."""
-    with LogWriter.open_or_initialize(store, "a") as writer:
+    with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([b"1", b""])
         writer.append_many([Message(b"3", key=b"k"), Message(None, key=b"k"), Message(b"5")])
         writer.append(b"\xff\x00")
@@ -95,7 +95,7 @@ def test_table_holds_the_records_of_the_same_bounds(reader: LogReader, rows: Cal
 def test_columns_have_the_same_types_for_every_log_also_an_empty_one(
     reader: LogReader, memory_store: MemoryStore
 ) -> None:
-    LogWriter.initialize(memory_store, "empty")
+    LogWriter.create(memory_store, "empty")
     empty = LogReader.open(memory_store, "empty")
 
     expected = {
@@ -135,7 +135,7 @@ def test_table_of_a_pin_is_the_log_as_it_was(store: ObjectStore, reader: LogRead
 
 
 def test_damaged_record_is_an_error_and_no_table(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+    with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"x" * 100)
     reader = LogReader.open(memory_store, "a")
     damage(life_store(memory_store, "a"), reader.scan()[0].path, at=20)
@@ -158,7 +158,7 @@ def test_time_that_no_timestamp_can_hold_is_refused(memory_store: MemoryStore) -
 def test_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
     memory_store: MemoryStore, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(ModuleNotFoundError, match=f"expected {package} .*: pip install {package}"):

@@ -25,7 +25,7 @@ SMALL = WriterOptions(snapshots=TREE, retry=RETRY, batch_records_max=1, fragment
 
 
 def append(store: ObjectStore, count: int, log: str = "a") -> None:
-    with LogWriter.open_or_initialize(store, log, options=SMALL) as writer:
+    with LogWriter.open_or_create(store, log, options=SMALL) as writer:
         for _ in range(count):
             writer.append(b"x")
 

@@ -47,7 +47,7 @@ def compactor(store: ObjectStore) -> SnapshotCompactor:
 
 def write(store: ObjectStore) -> None:
     """Make a log with the tree that a writer with the old options would have left."""
-    with LogWriter.open_or_initialize(store, "a", options=UNROLLED) as writer:
+    with LogWriter.open_or_create(store, "a", options=UNROLLED) as writer:
         for body in written():
             writer.append(body)
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
@@ -323,7 +323,7 @@ def test_collection_between_upload_and_change_is_not_undone(store: ObjectStore) 
     start = 18
     record = next(LogReader.open(store, "a").records(start))
     position = replace(LogReader.open(store, "a").manifest().first.position, offset=start)
-    CursorStore(store, "a").init("reader", replace(position, timestamp_us=record.timestamp_us))
+    CursorStore(store, "a").create("reader", replace(position, timestamp_us=record.timestamp_us))
 
     def collect() -> None:
         collector = Collector(store, "a")

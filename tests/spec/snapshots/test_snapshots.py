@@ -24,7 +24,7 @@ TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per
 def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     averages = []
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(4):
             store.written.clear()
             for _ in range(256):
@@ -37,7 +37,7 @@ def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
 
 @pytest.mark.slow
 def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshots(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(300):
             writer.append(b"x")
     store = CountingStore(memory_store)
@@ -53,7 +53,7 @@ def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshot
 @pytest.mark.slow
 def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemoryStore) -> None:
     for _ in range(10):
-        with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
             for _ in range(30):
                 writer.append(b"x")
 
@@ -67,7 +67,7 @@ def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemorySt
 def test_all_snapshots_that_are_due_are_rolled_at_once(memory_store: MemoryStore) -> None:
     """A commit may carry more fragments than a snapshot holds; one snapshot per commit would never catch up."""
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
-    with LogWriter.open_or_initialize(memory_store, "a", options=unrolled) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=unrolled) as writer:
         for _ in range(300):
             writer.submit(b"x")
 
@@ -82,7 +82,7 @@ def test_all_snapshots_that_are_due_are_rolled_at_once(memory_store: MemoryStore
 
 def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
     generations = []
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(30):
             writer.append(b"x")
             found = memory_store.get("a/manifest/MANIFEST.json")
@@ -111,7 +111,7 @@ def test_snapshot_that_is_ready_too_late_for_one_commit_is_used_by_the_next(memo
             created.append(path)
 
     store.before = pace
-    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+    with LogWriter.open_or_create(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(rolled_at + 3):
             writer.append(b"x")
 

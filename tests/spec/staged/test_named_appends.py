@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def log(memory_store: MemoryStore) -> MemoryStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return memory_store
 
 
@@ -136,7 +136,7 @@ def play(
     first: tuple[int, ...], second: tuple[int, ...], order: list[int], between: Callable[[MemoryStore], None] | None
 ) -> None:
     store = MemoryStore(shared_runtime())
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
     # The second driver was started when these had been made.
     for number in range(second[0]):
         append(store, number)
@@ -349,7 +349,7 @@ def test_log_that_is_restored_under_another_name_knows_the_batches_of_a_series(l
 
 def test_refused_rows_stay_orphans_and_cursor_that_names_no_append_yet_is_read(log: MemoryStore) -> None:
     store = CursorStore(log, "a")
-    store.init("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
+    store.create("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
     assert [append(log, number) for number in (1, 1)] == [False, True]
     before = fragments(log)
     with pytest.raises(NotDurableError):
@@ -380,7 +380,7 @@ def test_cursor_that_an_operator_moved_knows_the_appends_still(log: MemoryStore)
     # Another cursor of the name, in a copy, keeps nothing of this one.
     copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     store.delete("writer-copier")
-    store.init("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
+    store.create("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
     update_copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     copied = CursorStore(backup, "a").load("writer-copier")
     assert copied is not None
@@ -400,7 +400,7 @@ def test_batch_staged_for_a_log_created_again_is_refused_then_made_once(log: Mem
     append(log, 1)
     staged = stage(log, *rows_of(2))
     destroy(log, "a")
-    LogWriter.initialize(log, "a")
+    LogWriter.create(log, "a")
     with pytest.raises(LogReplacedError):
         install_staged(log, "a", staged, once=batch(2), options=OPTIONS)
 

@@ -76,7 +76,7 @@ def cloned(store: MemoryStore) -> MemoryStore:
 def outdated(naming: Callable[[str], Once], *, copied: bool) -> tuple[MemoryStore, MemoryStore]:
     """Return a log, and a copy of it that lacks its last appends, or all of them and the cursor."""
     source, backup = (MemoryStore(shared_runtime(), name=name) for name in ("source", "backup"))
-    LogWriter.initialize(source, "a")
+    LogWriter.create(source, "a")
     for name in ROWS:
         if name == ("tuesday" if copied else "monday"):
             copy(LogAt(source, "a"), LogAt(backup, "a"), with_cursors=True)
@@ -189,7 +189,7 @@ def test_append_is_in_the_copy_once_whichever_call_of_its_update_was_the_last(na
 def test_staged_append_without_a_name_is_in_a_copy_wholly_or_not_at_all() -> None:
     """Its first fragment is used as it was staged, and the others are written again later."""
     source, outdated_backup = (MemoryStore(shared_runtime(), name=name) for name in ("source", "backup"))
-    LogWriter.initialize(source, "a")
+    LogWriter.create(source, "a")
     copy(LogAt(source, "a"), LogAt(outdated_backup, "a"))
     append_others(source, 4)
     rows = ROWS["tuesday"]

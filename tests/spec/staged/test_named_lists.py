@@ -40,7 +40,7 @@ OPTIONS = WriterOptions(delivery_timeout_s=0.2)
 
 @pytest.fixture
 def log(memory_store: MemoryStore) -> MemoryStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return memory_store
 
 
@@ -156,7 +156,7 @@ def test_append_under_way_is_not_forgotten_however_many_begin_meanwhile(log: Mem
 def forget_an_append_whose_commit_is_under_way() -> None:
     """Its writer begins more series than the cursor has places."""
     log = MemoryStore(shared_runtime())
-    LogWriter.initialize(log, "a")
+    LogWriter.create(log, "a")
     sent = sends_its_commit_and_dies(log, MONDAY)
     for number in range(NAMED_APPENDS_MAX):
         dies_before_its_commit(log, of_series(number))

@@ -51,7 +51,7 @@ ONCE = Once("writer-nightly", "batch 7")
 
 @pytest.fixture
 def log(memory_store: MemoryStore) -> MemoryStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return memory_store
 
 
@@ -132,7 +132,7 @@ def test_named_append_is_in_the_log_once_wherever_it_is_cut_short(memory_store: 
     for calls in range(200):
         if calls:
             destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
         install_staged(memory_store, "a", stage(memory_store, b"0"), once=replace(ONCE, append="6"), options=OPTIONS)
         faulty, left = FaultyStore(memory_store), [calls]
 
@@ -240,7 +240,7 @@ def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
     for calls in range(200):
         if calls:
             destroy(memory_store, "a")
-        LogWriter.initialize(memory_store, "a")
+        LogWriter.create(memory_store, "a")
         install_staged(memory_store, "a", stage(memory_store, b"0"), once=replace(ONCE, append="6"), options=OPTIONS)
         staged, again = stage(memory_store, b"1"), stage(memory_store, b"1")
         faulty, left = FaultyStore(memory_store), [calls]
@@ -258,7 +258,7 @@ def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
                 install_staged(memory_store, "a", again, once=ONCE, options=OPTIONS)
                 install_staged(memory_store, "a", stage(memory_store, b"2"), once=replace(ONCE, append="8"))
                 # Of orphans, which the other one's uploads are, nothing is deleted within a day.
-                CursorStore(memory_store, "a").init("reader", manifest_of(memory_store).next.position)
+                CursorStore(memory_store, "a").create("reader", manifest_of(memory_store).next.position)
                 collect(memory_store, "a", options=LATER)
 
         faulty.before = sleep
@@ -339,7 +339,7 @@ def test_staged_orphans_are_collected_and_then_not_installed(log: MemoryStore) -
     staged = stage(log, b"1", b"2")
     with LogWriter.open(log, "a") as writer:
         writer.append(b"other")
-    CursorStore(log, "a").init("c", manifest_of(log).next.position)
+    CursorStore(log, "a").create("c", manifest_of(log).next.position)
     # Marked by the first, deleted by the second.
     for _ in range(2):
         collect(log, "a", options=NOW)
@@ -372,7 +372,7 @@ def test_log_that_does_not_take_the_records_is_an_error(log: MemoryStore) -> Non
     with pytest.raises(SealedError, match="sealed by .*: test"):
         install_staged(log, "a", staged, options=OPTIONS)
     destroy(log, "a")
-    LogWriter.initialize(log, "a")
+    LogWriter.create(log, "a")
     with pytest.raises(LogReplacedError):
         install_staged(log, "a", staged, options=OPTIONS)
     with pytest.raises(LogReplacedError, match="stage again"):

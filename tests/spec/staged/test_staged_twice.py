@@ -33,7 +33,7 @@ ONCE = Once("writer-nightly", "batch 7")
 
 @pytest.fixture
 def log(memory_store: MemoryStore) -> MemoryStore:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     return memory_store
 
 

@@ -57,7 +57,7 @@ def init(session: Session, log: str, as_json: bool) -> None:
       wal3 init orders
       wal3 init tenants/acme/orders
     """
-    LogWriter.initialize(session.store(), log)
+    LogWriter.create(session.store(), log)
     show(f"created {log}", {"log": log, "created": True}, as_json=as_json)
 
 
@@ -93,7 +93,7 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
     if stream is None:
         message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
         raise InvalidFailure(message)
-    opened = LogWriter.open_or_initialize if create else LogWriter.open
+    opened = LogWriter.open_or_create if create else LogWriter.open
     writer = opened(session.store(), log, ordered=True)
     with StopSignals() as signals, progress(f"append {log}", None) as advance:
         appending = Appending(writer, signals, lambda done: advance(done, None))

@@ -118,7 +118,7 @@ def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool
     except (InvalidRequestError, GarbageCollectedError) as error:
         raise type(error)(f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}") from error
     if witness is None:
-        cursors.init(name, position, owner=None)
+        cursors.create(name, position, owner=None)
     else:
         cursors.save(name, position, witness)
     before = None if witness is None else witness.cursor.position.offset

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Advice that the library's messages give a program, and the commands that do it.
-_INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
+_CREATE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.create\)")
 _NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
     "give the log a policy by which age alone decides": (
@@ -161,6 +161,6 @@ def again(error: LogError) -> str:
 
 def with_commands(message: str) -> str:
     """Name the commands that do what the message advises."""
-    message = _INITIALIZE.sub(_NEW_LOG, message)
+    message = _CREATE.sub(_NEW_LOG, message)
     commands = next((commands for words, commands in _COMMANDS.items() if words in message), None)
     return message if commands is None else f"{message} ({commands})"

@@ -94,7 +94,7 @@ class DirtyLog(Closing):
 
     @classmethod
     @checked(store=a_store, server=text, lanes_max=integer)
-    def open(
+    def open_or_create(
         cls,
         store: ObjectStore,
         server: str,
@@ -114,7 +114,7 @@ class DirtyLog(Closing):
 
         def open_lane(number: int) -> LogWriter:
             lane = f"{name}/{number}" if number else name
-            return LogWriter.open_or_initialize(store, lane, options=options, runtime=runtime)
+            return LogWriter.open_or_create(store, lane, options=options, runtime=runtime)
 
         return cls(store, name, open_lane, lanes_max, runtime)
 

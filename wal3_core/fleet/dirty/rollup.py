@@ -269,7 +269,7 @@ class RollUp:
         try:
             # From the version that the plan was read with.
             if witness is None:
-                stores.cursors.init(ROLLUP, marker_range.limit, owner=Owner.ROLLUP)
+                stores.cursors.create(ROLLUP, marker_range.limit, owner=Owner.ROLLUP)
             else:
                 stores.cursors.save(ROLLUP, marker_range.limit, witness, owner=Owner.ROLLUP)
         except CursorConflictError:

@@ -1,7 +1,7 @@
 """Seals a log for good, and begins its successor.
 
 The seal is a part of the manifest, set by CAS: every commit comes either before or after it, so nothing is
-acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is initialized
+acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is created
 only from a sealed log, at its end.
 Source: docs/protocol.md, "Seal".
 """
@@ -65,7 +65,7 @@ def seal(
     A log that has this seal already (the same reason, successor and ``sealed_by``) is left as it is, and
     the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError when it
     has another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
-    then on, until ``initialize_successor`` begins it or the name is destroyed; also when the seal then fails.
+    then on, until ``create_successor`` begins it or the name is destroyed; also when the seal then fails.
     """
     runtime = runtime or shared_runtime()
     if reason.strip() in {"", BEING_DESTROYED}:
@@ -105,7 +105,7 @@ def seal(
 
 
 @checked(store=a_store, log=check_log_name)
-def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
+def create_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
     It begins where the sealed log ends, and its checksum continues from there; at the sealed log's time, unless

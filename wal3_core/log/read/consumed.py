@@ -91,7 +91,7 @@ class Opening:
         try:
             # Left where it is, it would make the next start skip what this one reports.
             stays = start == "beginning"
-            return cursors.init(self.name, position, owner=self.owner, extension=self.extension, stays=stays)
+            return cursors.create(self.name, position, owner=self.owner, extension=self.extension, stays=stays)
         except CursorConflictError:
             # Another consumer of this name has created it since.
             witness = cursors.load(self.name, self.owner)

@@ -48,7 +48,7 @@ def records_across(
 
     ``start`` may lie in any of them. The limits hold for all together, except one of time, which holds in each:
     a successor may begin earlier than the log before it ended, so it is read, too. LogNotFoundError when a successor
-    is named and does not exist (it may still have to be initialized), GarbageCollectedError when records
+    is named and does not exist (it may still have to be created), GarbageCollectedError when records
     between two logs are gone, or are collected before they are read, CorruptError when a successor does not
     continue where the log before it ends.
     """
@@ -63,7 +63,7 @@ def records_across(
                 raise
             message = (
                 f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
-                f" exist: initialize the successor"
+                f" exist: create the successor"
             )
             raise LogNotFoundError(message) from error
         manifest = continuing(reader.manifest(), log, before, seen)

@@ -60,7 +60,7 @@ _OPENING: Mapping[str, Check] = {
     "store": a_store,
     "log": check_log_name,
     "ordered": flag,
-    "marks": optional(with_methods("a dirty log, as DirtyLog.open returns it", "mark")),
+    "marks": optional(with_methods("a dirty log, as DirtyLog.open_or_create returns it", "mark")),
 }
 _APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
 
@@ -103,13 +103,13 @@ class LogWriter(Closing):
 
     @classmethod
     @checked(store=a_store, log=check_log_name)
-    def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
+    def create(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log. LogExistsError when there is one; it stays unchanged."""
         runtime = runtime or shared_runtime()
         manifests = ManifestStore(log_store(with_retries(store, runtime), log), runtime)
         # No clock is read: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
-        manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
+        manifests.create(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
 
     @classmethod
     @checked(**_OPENING)
@@ -123,7 +123,7 @@ class LogWriter(Closing):
         ordered: bool = False,
         marks: Marks | None = None,
     ) -> Self:
-        """Open a log for appending: one GET. LogNotFoundError when it was never initialized, CorruptError when damaged.
+        """Open a log for appending: one GET. LogNotFoundError when it was never created, CorruptError when damaged.
 
         An ``ordered`` writer halts at its first append that fails or whose outcome is unknown: appends
         behind it get HaltedError until ``resume`` is called. So the log always holds the beginning of
@@ -138,7 +138,7 @@ class LogWriter(Closing):
 
     @classmethod
     @checked(**_OPENING)
-    def open_or_initialize(
+    def open_or_create(
         cls,
         store: ObjectStore,
         log: str,
@@ -152,12 +152,12 @@ class LogWriter(Closing):
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
         manifests = ManifestStore(log_store(store, log), runtime, options.retry)
         try:
-            # Whether a manifest that is not found was lost, ``initialize`` finds out.
+            # Whether a manifest that is not found was lost, ``create`` finds out.
             return cls(manifests, manifests.load, runtime, options, ordered=ordered, marks=marks)
         except LogNotFoundError:
             # Another process may have created it just now; that is fine.
             with contextlib.suppress(LogExistsError):
-                cls.initialize(store, log, runtime=runtime)
+                cls.create(store, log, runtime=runtime)
             return cls.open(store, log, options=options, runtime=runtime, ordered=ordered, marks=marks)
 
     @property

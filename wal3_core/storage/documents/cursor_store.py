@@ -73,7 +73,7 @@ class CursorStore(LifeStore):
         extension=instance_of(Extension),
         stays=flag,
     )
-    def init(
+    def create(
         self,
         name: str,
         position: LogPosition | Record,
@@ -152,7 +152,7 @@ class CursorStore(LifeStore):
     def carry(self, name: str, cursor: Cursor, witness: Witness | None, *, stays: bool = True) -> Witness:
         """Write a whole cursor, such as another log's, in place of the witness's version, or of none.
 
-        Errors, and ``stays``, as of ``init`` and ``save``.
+        Errors, and ``stays``, as of ``create`` and ``save``.
         """
         self._check_position(name, cursor)
         before = None if witness is None else witness.cursor

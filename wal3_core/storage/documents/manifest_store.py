@@ -137,7 +137,7 @@ class ManifestStore:
         found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag, length_max=BYTES_MAX)
         match found:
             case None:
-                raise self._no_log("expected a log, found none: initialize the log first")
+                raise self._no_log("expected a log, found none: create the log first")
             case NotModified():
                 assert known is not None
                 return known
@@ -159,7 +159,7 @@ class ManifestStore:
 
     def _no_log(self, found: str) -> LogNotFoundError:
         name = share_of(self._store).log.rstrip("/")
-        how = f" (`wal3 init {name}`, or LogWriter.initialize)" if "initialize" in found else ""
+        how = f" (`wal3 init {name}`, or LogWriter.create)" if ": create " in found else ""
         return LogNotFoundError(f"log {self.url}: {found}{how}")
 
     def _checked(self, found: Installed) -> Installed:
@@ -266,7 +266,7 @@ class ManifestStore:
         """List the lives that have a folder here."""
         return [log_id for folder in self._store.list_folders("") if (log_id := life_of(folder)) is not None]
 
-    def initialize(self, initial: Manifest) -> Installed:
+    def create(self, initial: Manifest) -> Installed:
         """Create the manifest of a new log; LogExistsError when there is one, CorruptError when one was lost."""
         seen = self.look()
         self.refuse_taken(seen, initial.follows)
@@ -359,7 +359,7 @@ def describe(vacancy: Vacancy) -> str:
     """Explain why there is no log, and what to do."""
     match vacancy.kind:
         case VacancyKind.DESTROYED:
-            return "expected a log, found that it was destroyed: initialize it again"
+            return "expected a log, found that it was destroyed: create it again"
         case VacancyKind.COPYING:
             pinned = f", and delete the pin {vacancy.pin} of its source" if vacancy.pin else ""
             return (

@@ -41,15 +41,15 @@ class FeedWriter(AsyncClosing):
     def open(
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
-        """Open a log for publishing: one GET. LogNotFoundError when it was never initialized."""
+        """Open a log for publishing: one GET. LogNotFoundError when it was never created."""
         return cls(LogWriter.open(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @classmethod
-    def open_or_initialize(
+    def open_or_create(
         cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log for publishing, creating it first when it does not exist."""
-        return cls(LogWriter.open_or_initialize(store, log, options=of_view(options, View.FEED), runtime=runtime))
+        return cls(LogWriter.open_or_create(store, log, options=of_view(options, View.FEED), runtime=runtime))
 
     @checked(topic=check_topic, timestamp=optional(a_time), timeout_s=optional(seconds))
     def publish(

@@ -231,7 +231,7 @@ def _created(cursors: CursorStore, tail: SharedTailReader, wanted: Wanted, token
     # Left where it is, the next start would skip silently what this one reports.
     stays = wanted.start == "beginning"
     try:
-        return cursors.init(
+        return cursors.create(
             wanted.name, position, owner=Owner.SUBSCRIPTION, pins=pins, extension=extension, stays=stays
         )
     except (CursorConflictError, GarbageCollectedError) as error:

@@ -154,16 +154,16 @@ class KeyedLog(KeyedAppends):
     def open(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
-        """Open a log: a GET, and another at the first append. LogNotFoundError when it was never initialized."""
+        """Open a log: a GET, and another at the first append. LogNotFoundError when it was never created."""
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
     @checked(store=a_store, log=check_log_name)
-    def open_or_initialize(
+    def open_or_create(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
         """Open a log, creating it first when it does not exist."""
-        LogWriter.open_or_initialize(store, log, runtime=runtime).close()
+        LogWriter.open_or_create(store, log, runtime=runtime).close()
         return cls.open(store, log, options=options, runtime=runtime)
 
     @property

@@ -348,7 +348,7 @@ class Broker:
             # may have a key of the queue's own, which it has not written again yet.
             with contextlib.suppress(CursorConflictError, GarbageCollectedError):
                 start = 1 if self._displaced else self._end.offset - self._behind - 1
-                self._cursors.init(QUEUE_CURSOR, LogPosition(start, 0), owner=Owner.QUEUE)
+                self._cursors.create(QUEUE_CURSOR, LogPosition(start, 0), owner=Owner.QUEUE)
             if not self.checkpointer.refuses:
                 self.checkpointer.want()
         # A broker waits for the shared workers, so it is none of them.

@@ -290,7 +290,7 @@ class Checkpointer:
         try:
             witness = self._cursors.load(QUEUE_CURSOR, Owner.QUEUE)
             if witness is None:
-                self._cursors.init(QUEUE_CURSOR, end, owner=Owner.QUEUE)
+                self._cursors.create(QUEUE_CURSOR, end, owner=Owner.QUEUE)
                 self._wanted.append(Outcome())
             elif witness.cursor.position.offset < begun_at.offset:
                 self._cursors.save(QUEUE_CURSOR, begun_at, witness, owner=Owner.QUEUE)

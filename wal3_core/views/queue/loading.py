@@ -87,7 +87,7 @@ def expecting_a_queue() -> Iterator[None]:
     try:
         yield
     except LogNotFoundError as error:
-        found, _, _ = str(error).partition(": initialize ")
+        found, _, _ = str(error).partition(": create ")
         message = f"{found}: create the queue first (`wal3 queue create`, or DelayQueue.create)"
         raise LogNotFoundError(message) from error
 
@@ -466,7 +466,7 @@ _RECEIPT_RETENTION_S = 24 * 60 * 60
 
 def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runtime: Runtime) -> None:
     """Make a queue's log, or finish one that was begun."""
-    LogWriter.open_or_initialize(store, log, runtime=runtime).close()
+    LogWriter.open_or_create(store, log, runtime=runtime).close()
     manifest = LogReader.open(store, log, runtime=runtime).manifest()
     if manifest.next.position.offset > 1 or manifest.seal is not None:
         message = f"queue {store.url}/{log}: expected no log of that name, found one: open it, or choose another name"
@@ -475,7 +475,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     # Whatever step this ends at, the next call goes on from there.
     PolicyStore(store, log, runtime=runtime, log_id=log_id).change(_compacted)
     with contextlib.suppress(CursorConflictError):
-        CursorStore(store, log, runtime=runtime, log_id=log_id).init(
+        CursorStore(store, log, runtime=runtime, log_id=log_id).create(
             QUEUE_CURSOR, manifest.next.position, owner=Owner.QUEUE
         )
     created_ms = wall_us(runtime) // US_PER_MS

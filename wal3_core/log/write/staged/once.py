@@ -116,7 +116,7 @@ class IdempotentAppend:
         if witness is None:
             with contextlib.suppress(CursorConflictError):
                 end = self._manifests.load().manifest.next.position
-                new = self._cursors.init(self.once.cursor, end, owner=Owner.WRITER)
+                new = self._cursors.create(self.once.cursor, end, owner=Owner.WRITER)
                 witness = self._save(end, new, (self._new,))
                 return Kept(append=self._new, witness=witness)
             # Another process begins an append of the writer just now.

@@ -69,7 +69,7 @@ class Stager:
         runtime: Runtime | None = None,
         log_id: LogId | None = None,
     ) -> None:
-        """Open the log: one GET. LogNotFoundError when it was never initialized."""
+        """Open the log: one GET. LogNotFoundError when it was never created."""
         self._runtime = runtime or shared_runtime()
         self._options = options or WriterOptions()
         inside = with_retries(log_store(store, log), self._runtime, self._options.retry)

@@ -1,4 +1,4 @@
-"""A log is initialized once, and opened with one GET."""
+"""A log is created once, and opened with one GET."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-def test_initialized_log_is_empty_and_starts_at_offset_one(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+def test_created_log_is_empty_and_starts_at_offset_one(store: ObjectStore) -> None:
+    LogWriter.create(store, "a")
 
     reader = LogReader.open(store, "a")
     assert reader.manifest().next.position.offset == 1
     assert list(reader.records()) == []
 
 
-def test_second_initialize_fails_and_leaves_log_untouched(store: ObjectStore) -> None:
-    LogWriter.initialize(store, "a")
+def test_second_create_fails_and_leaves_log_untouched(store: ObjectStore) -> None:
+    LogWriter.create(store, "a")
     with LogWriter.open(store, "a") as writer:
         writer.append(b"kept")
 
     with pytest.raises(LogExistsError):
-        LogWriter.initialize(store, "a")
+        LogWriter.create(store, "a")
 
     assert [record.body for record in LogReader.open(store, "a").records()] == [b"kept"]
 
 
-def test_one_of_many_racing_initializers_wins(store: ObjectStore) -> None:
-    def initialize(_: int) -> bool:
+def test_one_of_many_racing_creators_wins(store: ObjectStore) -> None:
+    def create(_: int) -> bool:
         try:
-            LogWriter.initialize(store, "a")
+            LogWriter.create(store, "a")
         except LogExistsError:
             return False
         return True
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(initialize, range(8)))
+        won = list(pool.map(create, range(8)))
 
     assert won.count(True) == 1
 
 
-def test_initialize_whose_reply_was_lost_succeeds_once_it_sees_its_own_log(memory_store: MemoryStore) -> None:
+def test_create_whose_reply_was_lost_succeeds_once_it_sees_its_own_log(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
     store.fail("create", "MANIFEST", "applied-unknown")
 
-    LogWriter.initialize(store, "a")
+    LogWriter.create(store, "a")
 
     assert store.fired["applied-unknown"] == 1
     with LogWriter.open(store, "a") as writer:
@@ -74,13 +74,13 @@ def test_store_that_ignores_conditions_is_refused_and_left_without_a_log(
     memory_store: MemoryStore, ignored: set[str]
 ) -> None:
     with pytest.raises(UnsuitableStoreError, match="conditions"):
-        LogWriter.initialize(IgnoringStore(memory_store, ignored=frozenset(ignored)), "a")
+        LogWriter.create(IgnoringStore(memory_store, ignored=frozenset(ignored)), "a")
 
     assert list(memory_store.list_objects("")) == []
 
 
 def test_missing_log_is_named_by_writer_and_reader_with_how_to_create_it(store: ObjectStore) -> None:
-    said = r"^log \S+/no/such: .*\(`wal3 init no/such`, or LogWriter.initialize\)$"
+    said = r"^log \S+/no/such: .*\(`wal3 init no/such`, or LogWriter.create\)$"
 
     with pytest.raises(LogNotFoundError, match=said):
         LogWriter.open(store, "no/such")
@@ -88,16 +88,16 @@ def test_missing_log_is_named_by_writer_and_reader_with_how_to_create_it(store: 
         LogReader.open(store, "no/such")
 
 
-def test_open_or_initialize_makes_the_log_once(store: ObjectStore) -> None:
+def test_open_or_create_makes_the_log_once(store: ObjectStore) -> None:
     for body in (b"1", b"2"):
-        with LogWriter.open_or_initialize(store, "a") as writer:
+        with LogWriter.open_or_create(store, "a") as writer:
             writer.append(body)
 
     assert [record.body for record in LogReader.open(store, "a").records()] == [b"1", b"2"]
 
 
 def test_opening_costs_one_get_and_no_put(memory_store: MemoryStore) -> None:
-    LogWriter.initialize(memory_store, "a")
+    LogWriter.create(memory_store, "a")
     store = CountingStore(memory_store)
 
     with LogWriter.open(store, "a"):
@@ -115,7 +115,7 @@ def test_bad_log_name_is_refused_before_anything_is_requested(memory_store: Memo
     store = CountingStore(memory_store)
 
     with pytest.raises(InvalidRequestError, match="log name"):
-        LogWriter.initialize(store, name)
+        LogWriter.create(store, name)
     with pytest.raises(InvalidRequestError, match="log name"):
         LogReader.open(store, name)
     assert not store.requests
@@ -131,7 +131,7 @@ def test_bad_store_url_is_refused_with_what_is_expected(url: str) -> None:
 
 def test_logs_are_found_at_every_depth_and_below_a_prefix(store: ObjectStore) -> None:
     for name in ["b", "a", "a/x", "a/y/z", "c-d/e"]:
-        with LogWriter.open_or_initialize(store, name) as writer:
+        with LogWriter.open_or_create(store, name) as writer:
             writer.append(b"x")
 
     assert list(list_logs(store)) == ["a", "a/x", "a/y/z", "b", "c-d/e"]
@@ -143,7 +143,7 @@ def test_logs_are_found_at_every_depth_and_below_a_prefix(store: ObjectStore) ->
 @pytest.mark.slow
 def test_discovery_costs_requests_per_log_whatever_the_logs_hold(memory_store: MemoryStore) -> None:
     for name in ["a", "b", "c"]:
-        with LogWriter.open_or_initialize(memory_store, name) as writer:
+        with LogWriter.open_or_create(memory_store, name) as writer:
             for _ in range(50):
                 writer.append(b"x")
     store = CountingStore(memory_store)
@@ -158,4 +158,4 @@ def test_store_that_denies_access_says_so_at_once(memory_store: MemoryStore) -> 
     store.fail("create", "MANIFEST", "denied")
 
     with pytest.raises(StoreDeniedError, match="403"):
-        LogWriter.initialize(store, "a")
+        LogWriter.create(store, "a")
