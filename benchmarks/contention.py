@@ -65,7 +65,7 @@ class Share:
     waits_s: list[float]
     durable: int
     refused: int
-    places_lost: int
+    contentions: int
     uploads: int
     swaps: int
     reads: int
@@ -107,7 +107,7 @@ def append(load: Load, began: Barrier, over: Event, shares: multiprocessing.Queu
     requests = store.requests
     shares.put(
         Share(
-            waits_s, stats.appends, refused, stats.places_lost, requests["create"], requests["replace"], requests["get"]
+            waits_s, stats.appends, refused, stats.contentions, requests["create"], requests["replace"], requests["get"]
         )
     )
 
@@ -207,7 +207,7 @@ class Simulated:
             simulation.block(lambda: not left, None)
             stats = writer.stats()
         kinds = (sum(count for name, count in store.requests.items() if name.startswith(kind)) for kind in KINDS)
-        self._found.shares.append(Share(waits_s, stats.appends, refused, stats.places_lost, *kinds))
+        self._found.shares.append(Share(waits_s, stats.appends, refused, stats.contentions, *kinds))
 
 
 def row(processes: int, found: Found, alone: float, seconds: float) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ def row(processes: int, found: Found, alone: float, seconds: float) -> tuple[str
         f"{uploads / durable:.3f}",
         f"{swaps / durable:.3f}",
         f"{reads / durable:.3f}",
-        str(sum(share.places_lost for share in shares)),
+        str(sum(share.contentions for share in shares)),
         str(sum(share.refused for share in shares)),
     )
 

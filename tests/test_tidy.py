@@ -137,6 +137,28 @@ def test_text_is_plain_english() -> None:
             pytest.fail(f"{path}:{line}: expected {DIALECT[match[0].lower()]!r}, found {match[0]!r}")
 
 
+# Words that names do not have, whole or between underscores and capitals.
+PRIVATE_WORDS = re.compile(
+    r"(?<![a-z])(anew|breath|looked|looking|mend|mended|nobody|reseals?|settled?|somebody|standing|stretch|tell|telling"
+    r"|told|vigil)(?![a-z])"
+)
+SPOKEN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def test_names_are_plain_english() -> None:
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                    pass
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    pass
+                case _:
+                    continue
+            found = PRIVATE_WORDS.search(SPOKEN.sub("_", name).lower())
+            assert found is None, f"{path}: {name}: expected the field's word, found {found and found[0]!r}"
+
+
 STARTS = {"run", "call", "check_call", "check_output"}
 WAITS = {"wait", "join", "communicate"}
 

@@ -167,7 +167,7 @@ class WriterOptions(Options):
     oldest record has waited ``batch_age_s_max`` seconds. Up to ``uploads_max`` fragments upload at a time,
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
-    ``reseals_max`` times; a commit is rebased onto a manifest that maintenance changed up to
+    ``contentions_max`` times; a commit is rebased onto a manifest that maintenance changed up to
     ``rebases_max`` times. While the store does not answer, an append is tried for
     ``delivery_timeout_s`` seconds; None means the value in the store's URL (``?timeout_s=``), or 120 if
     it has none. ``retry`` sets the pauses between tries, and can end them earlier by its own ``timeout_s``
@@ -184,7 +184,7 @@ class WriterOptions(Options):
     uploads_max: int = field(default=4, metadata=within(1, _COUNT_MAX))
     fragments_in_flight_max: int = field(default=16, metadata=within(1, _COUNT_MAX))
     bytes_held_max: int = field(default=128 * MIB, metadata=within(1, _BYTES_MAX))
-    reseals_max: int = field(default=32, metadata=within(0, _COUNT_MAX))
+    contentions_max: int = field(default=32, metadata=within(0, _COUNT_MAX))
     rebases_max: int = field(default=256, metadata=within(1, _COUNT_MAX))
     commit_pause_s_max: float = field(default=5.0, metadata=within(0, _SECONDS_MAX))
     clock_ahead_s_max: float = field(default=CLOCK_AHEAD_S_MAX, metadata=within(1, _SECONDS_MAX))

@@ -137,7 +137,7 @@ def drawn_options(dice: Random) -> WriterOptions:
         uploads_max=dice.choice((1, 3)),
         fragments_in_flight_max=dice.choice((1, 4)),
         bytes_held_max=dice.choice((20, 1000, 100_000)),
-        reseals_max=dice.choice((0, 2, 8)),
+        contentions_max=dice.choice((0, 2, 8)),
         delivery_timeout_s=dice.choice((0.0, 2.0, 30.0)),
         retry=RetryOptions(pause_s_min=0.01, pause_s_max=0.5),
         snapshots=SnapshotOptions(

@@ -60,7 +60,7 @@ def chain_story(seed: int) -> ChainStory:
     # The name of a log is used again.
     story.stage.lives = "restorer" in story.cast
     owners = {actor.name: actor for actor in story.cast.values() if isinstance(actor, Consuming | Owner)}
-    options = replace(drawn_options(dice), reseals_max=8, delivery_timeout_s=30.0)
+    options = replace(drawn_options(dice), contentions_max=8, delivery_timeout_s=30.0)
     story.end = partial(finish, ledger=ledger, owners=owners, options=options)
     return story
 

@@ -27,7 +27,7 @@ MARKING_MUTANTS = (
         "records that take another place are not marked there",
         "Marking.begin",
         "self._marks is None",
-        "self._marks is None or any(append.reseals for append in flight.appends)",
+        "self._marks is None or any(append.contentions for append in flight.appends)",
     ),
     Mutation(
         "an append whose marker failed is acknowledged",

@@ -201,7 +201,7 @@ MUTANTS = (
         "a condition is not checked again when new positions are taken",
         "CommitResultHandler._head_is_unmet",
         "not _1.may_land_at(_2)",
-        "not _1.reseals and not _1.may_land_at(_2)",
+        "not _1.contentions and not _1.may_land_at(_2)",
     ),
     Mutation(
         "an append refused for lack of memory is appended all the same",

@@ -45,7 +45,7 @@ def named_story(seed: int) -> Story:
     if lives:
         steps = drawn_steps(dice, pace_s * 6)
         cast |= {f"reuser{number}": Reusing(steps, with_cursors=True) for number in range(dice.choice((1, 2)))}
-    options = replace(drawn_options(dice), reseals_max=8, delivery_timeout_s=30.0)
+    options = replace(drawn_options(dice), contentions_max=8, delivery_timeout_s=30.0)
     end = partial(check_made, ledger=ledger, options=options)
     # Passes demand that every record has a key.
     story = Story(seed, cast=cast, end=end, lives=lives, compacts="governor" in cast)

@@ -26,7 +26,7 @@ RETRY = RetryOptions(attempts_max=2, pause_s_min=0.01, pause_s_max=0.02)
 SHAPE = SnapshotOptions(
     fragments_per_snapshot=2, fragments_kept=0, snapshots_per_roll=2, snapshot_pointers_max=4, gc_interval_s=1
 )
-OPTIONS = WriterOptions(batch_age_s_max=0.0, reseals_max=2, retry=RETRY, snapshots=SHAPE, commit_pause_s_max=0.01)
+OPTIONS = WriterOptions(batch_age_s_max=0.0, contentions_max=2, retry=RETRY, snapshots=SHAPE, commit_pause_s_max=0.01)
 
 
 @dataclass

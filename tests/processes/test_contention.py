@@ -46,13 +46,15 @@ def first_to_speak(running: list[tuple[BaseProcess, Connection]]) -> tuple[BaseP
 
 @pytest.mark.slow
 @pytest.mark.repeat_on("local")
-@pytest.mark.parametrize(("writers", "reseals"), [(2, 1000), pytest.param(8, 1000, marks=pytest.mark.repeat), (8, 1)])
+@pytest.mark.parametrize(
+    ("writers", "contentions"), [(2, 1000), pytest.param(8, 1000, marks=pytest.mark.repeat), (8, 1)]
+)
 def test_processes_that_append_at_once_all_finish_with_true_outcomes(
-    store_url: str, journals: Path, writers: int, reseals: int
+    store_url: str, journals: Path, writers: int, contentions: int
 ) -> None:
     store = open_store(store_url)
     LogWriter.create(store, LOG)
-    options = replace(SMALL, batch_records_max=64, reseals_max=reseals)
+    options = replace(SMALL, batch_records_max=64, contentions_max=contentions)
     jobs = [
         Job(
             url=store_url,
@@ -76,11 +78,13 @@ def test_processes_that_append_at_once_all_finish_with_true_outcomes(
 
     attempts = read_journals(journals)
     counts = summary(attempts)
-    print(f"{writers} writers, reseals_max {reseals}: {counts}, {counts['acked'] / took_s:,.0f} acknowledged appends/s")
+    print(
+        f"{writers} writers, contentions_max {contentions}: {counts}, {counts['acked'] / took_s:,.0f} acknowledged appends/s"
+    )
     assert check_promises(store, LOG, attempts) == read
     assert len(attempts) == writers * 2 * (APPENDS // writers)
     assert set(counts) <= {"acked", "refused"}
-    assert ("refused" in counts) == (reseals == 1)
+    assert ("refused" in counts) == (contentions == 1)
 
 
 @pytest.mark.slow

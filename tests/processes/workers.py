@@ -30,7 +30,7 @@ LAST_READ_S_MAX = 60.0
 SMALL = WriterOptions(
     batch_records_max=4,
     batch_age_s_max=0.001,
-    reseals_max=1000,
+    contentions_max=1000,
     retry=RetryOptions(attempts_max=5, pause_s_min=0.005, pause_s_max=0.1),
     snapshots=SnapshotOptions(
         fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=3, snapshot_pointers_max=12

@@ -181,8 +181,8 @@ class Fleet(Closing):
             self._logs.begin(use, columns.bytes_held, until_s)
             self._under_way.add(outcome)
             # Not by a callback: those of other appends may wait for this outcome.
-            tell = partial(self._ended, use, columns, outcome)
-            submit_columns(writer, columns, tell, expect_next=expect_next, timeout_s=self._logs.left_s(until_s))
+            on_complete = partial(self._ended, use, columns, outcome)
+            submit_columns(writer, columns, on_complete, expect_next=expect_next, timeout_s=self._logs.left_s(until_s))
         except BaseException as error:
             # The caller never gets it, but ``flush`` may wait for it.
             self._pass_on(outcome, LogError(f"log {log}: the caller was interrupted"))

@@ -32,7 +32,7 @@ _BUILDER = "wal3_core.hashing.building"
 # Blocks that hashlib hashes in the time in which the code is loaded, as measured.
 _BLOCKS_BEFORE_LOADING = 200_000
 # Blocks between two attempts to load the code while it is compiled.
-_BLOCKS_BEFORE_LOOKING = 2_000
+_BLOCKS_PER_CHECK = 2_000
 # Records that fill the lanes; blocks that hashlib hashes in the time of a call, as measured.
 _RECORDS_MIN, _BLOCKS_MIN = 4, 96
 
@@ -117,7 +117,7 @@ class Lanes:
             self._turn.append(turn)
 
     def _find(self) -> None:
-        self._blocks_next = self._blocks + _BLOCKS_BEFORE_LOOKING
+        self._blocks_next = self._blocks + _BLOCKS_PER_CHECK
         if self._name is None:
             if importlib.util.find_spec("numba") is None:
                 self._switch_off(missing("numba", "fast"))

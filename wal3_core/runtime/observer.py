@@ -33,7 +33,7 @@ class CommitEnd(StrEnum):
 class Conflict(StrEnum):
     """What a commit lost to: another writer, whose records took its place, or maintenance."""
 
-    RESEAL = "reseal"
+    CONTENTION = "contention"
     REBASE = "rebase"
 
 

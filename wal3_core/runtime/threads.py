@@ -243,13 +243,13 @@ class ThreadRuntime(Closing):
     def publish(self, topic: str) -> None:
         """Wake the threads that await the topic."""
         try:
-            self._tell(topic)
+            self._wake(topic)
         except BaseException:
             # Interrupted: those who await it would sleep on.
-            self._tell(topic)
+            self._wake(topic)
             raise
 
-    def _tell(self, topic: str) -> None:
+    def _wake(self, topic: str) -> None:
         with self._topics_lock:
             found = self._topics.get(topic)
             # No thread awaits it.

@@ -101,7 +101,7 @@ def test_append_that_loses_its_place_meanwhile_reports_the_new_end(faulty: Fault
             with LogWriter.open(faulty.inner, "a") as other:
                 other.append_many([b"x", b"y"])
 
-    with LogWriter.open(faulty, "a", options=WriterOptions(reseals_max=0)) as writer:
+    with LogWriter.open(faulty, "a", options=WriterOptions(contentions_max=0)) as writer:
         faulty.before = overtake
         first, second = writer.submit(b"first", expect_next=1), writer.submit(b"second", expect_next=3)
         with pytest.raises(ConditionNotMetError) as caught:
@@ -130,13 +130,13 @@ def test_unanswered_commit_with_a_condition_is_applied_once_or_reported(faulty: 
     assert bodies(faulty.inner) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("reseals_max", [0, 3])
+@pytest.mark.parametrize("contentions_max", [0, 3])
 def test_condition_holds_after_another_writer_appended_behind_an_unanswered_commit(
-    memory_store: MemoryStore, faulty: FaultyStore, reseals_max: int
+    memory_store: MemoryStore, faulty: FaultyStore, contentions_max: int
 ) -> None:
     """Regression: the caller got the end left by the writer's own commit, though another had appended since."""
     with (
-        LogWriter.open(faulty, "a", options=WriterOptions(reseals_max=reseals_max)) as writer,
+        LogWriter.open(faulty, "a", options=WriterOptions(contentions_max=contentions_max)) as writer,
         LogWriter.open(memory_store, "a") as other,
     ):
         faulty.fail("replace", "MANIFEST", "applied-unknown")
@@ -154,7 +154,7 @@ def test_condition_holds_after_another_writer_appended_behind_an_unanswered_comm
         assert caught.value.next_offset == 3
         assert writer.append(b"3", expect_next=3).offset == 3
         other.append(b"4")
-        assert writer.stats().places_lost == 0
+        assert writer.stats().contentions == 0
 
     assert bodies(memory_store) == [b"1", b"2", b"3", b"4"]
 

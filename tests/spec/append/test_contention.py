@@ -21,9 +21,9 @@ APPENDER = textwrap.dedent(
     """
     import json, sys
     from wal3_core import ContentionError, LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions, open_store
-    url, name, count, reseals = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    url, name, count, contentions = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     outcomes = {"acked": {}, "refused": [], "unknown": []}
-    with LogWriter.open(open_store(url), "a", options=WriterOptions(reseals_max=reseals)) as writer:
+    with LogWriter.open(open_store(url), "a", options=WriterOptions(contentions_max=contentions)) as writer:
         print("ready", flush=True)
         sys.stdin.readline()
         for index in range(count):
@@ -41,11 +41,11 @@ APPENDER = textwrap.dedent(
 Outcomes = dict[str, dict[str, int] | list[str]]
 
 
-def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcomes]:
+def contend(url: str, *, writers: int, count: int, contentions: int) -> list[Outcomes]:
     """Let several processes append to one log at once; return the outcomes of each."""
     processes = [
         Program(
-            [sys.executable, "-c", APPENDER, url, f"writer{number}", str(count), str(reseals)],
+            [sys.executable, "-c", APPENDER, url, f"writer{number}", str(count), str(contentions)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,7 +90,7 @@ def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) 
     store = open_store(store_url)
     LogWriter.create(store, "a")
 
-    outcomes = contend(store_url, writers=2, count=40, reseals=1000)
+    outcomes = contend(store_url, writers=2, count=40, contentions=1000)
 
     found = check(store, outcomes)
     assert len(found) == 80
@@ -98,11 +98,11 @@ def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) 
 
 
 @pytest.mark.slow
-def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None:
+def test_two_processes_without_contentions_get_true_outcomes(store_url: str) -> None:
     store = open_store(store_url)
     LogWriter.create(store, "a")
 
-    outcomes = contend(store_url, writers=2, count=60, reseals=0)
+    outcomes = contend(store_url, writers=2, count=60, contentions=0)
 
     found = check(store, outcomes)
     refused = sum(len(each["refused"]) for each in outcomes)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 # One fragment per append, several in flight at a time.
 OPTIONS = WriterOptions(
-    retry=QUICK, delivery_timeout_s=0.05, batch_bytes_max=1, uploads_max=4, batch_age_s_max=0.001, reseals_max=0
+    retry=QUICK, delivery_timeout_s=0.05, batch_bytes_max=1, uploads_max=4, batch_age_s_max=0.001, contentions_max=0
 )
 
 

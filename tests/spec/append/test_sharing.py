@@ -38,7 +38,7 @@ class Shared:
         self._memory = MemoryStore(self._processes[0], name=f"shared by {len(times_s)}")
         # When each append of each writer became durable.
         self.appended_s: list[list[float]] = [[] for _ in times_s]
-        self.refused = self.places_lost = 0
+        self.refused = self.contentions = 0
         self.looked_s = 0.0
 
     @property
@@ -89,7 +89,7 @@ class Shared:
             for _ in range(CALLERS):
                 again()
             self._simulation.block(lambda: not callers, None)
-            self.places_lost += writer.stats().places_lost
+            self.contentions += writer.stats().contentions
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_writers_that_never_rest_share_a_log_in_turns(writers: int) -> None:
     assert min(counts) * writers > 0.5 * sum(counts)
     assert sum(counts) > 0.5 * sum(alone.counts(10, 30))
     # Those that wait upload nothing.
-    assert shared.places_lost * 10 < shared.num_appended
+    assert shared.contentions * 10 < shared.num_appended
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_senseless_option_is_refused_by_name(kind: Callable[..., object], name: 
 
 
 def test_options_at_their_limits_are_accepted() -> None:
-    WriterOptions(batch_bytes_max=FRAGMENT_BYTES_MAX, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
+    WriterOptions(batch_bytes_max=FRAGMENT_BYTES_MAX, bytes_held_max=1, contentions_max=0, batch_age_s_max=0)
     ReaderOptions(prefetch_fragments=0, prefetch_snapshots=0, snapshots_loaded_max=0)
     RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)
     CollectorOptions(interval_s=0, fraction_max=1, orphans_max=0)

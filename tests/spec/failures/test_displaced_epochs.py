@@ -36,7 +36,7 @@ def test_idle_writer_whose_epoch_left_the_table_is_displaced_and_not_in_doubt(me
                 other.append(b"%d" % index)
         assert idle.append(b"last").offset == 22
     with (
-        LogWriter.open(memory_store, "a", options=WriterOptions(reseals_max=0)) as fenced,
+        LogWriter.open(memory_store, "a", options=WriterOptions(contentions_max=0)) as fenced,
         LogWriter.open(memory_store, "a") as other,
     ):
         fenced.append(b"x")

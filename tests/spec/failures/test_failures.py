@@ -366,7 +366,7 @@ def test_append_that_became_due_between_two_readings_of_the_clock_is_not_forgott
 
 def test_displaced_writer_gets_an_error_when_new_places_are_not_wanted(memory_store: MemoryStore) -> None:
     LogWriter.create(memory_store, "a")
-    fenced = WriterOptions(reseals_max=0)
+    fenced = WriterOptions(contentions_max=0)
     with LogWriter.open(memory_store, "a", options=fenced) as old, LogWriter.open(memory_store, "a") as new:
         old.append(b"old 1")
         new.append(b"new 1")

@@ -111,7 +111,7 @@ def test_writers_that_overtake_each_other_warn_once_and_debug_the_rest(
         for _ in range(5):
             one.append(b"one")
             other.append(b"other")
-        lost = one.stats().places_lost, other.stats().places_lost
+        lost = one.stats().contentions, other.stats().contentions
 
     taken_over = [line for line in lines(caplog, logging.DEBUG) if "another writer took over at fragment" in line[2]]
     assert len(taken_over) == sum(lost)

@@ -188,11 +188,11 @@ def test_retries_conflicts_and_failures_are_counted_as_the_writer_does(store: Ob
         faulty.heal()
         stats = [one.stats(), other.stats()]
 
-    retried, lost = sum(each.requests_retried for each in stats), sum(each.places_lost for each in stats)
+    retried, lost = sum(each.requests_retried for each in stats), sum(each.contentions for each in stats)
     assert retried >= 3
     assert lost >= 1
     assert metered.sums("wal3.append.retries") == {"": retried}
-    assert metered.sums("wal3.commit.conflicts", "wal3.conflict.kind") == {"reseal": lost}
+    assert metered.sums("wal3.commit.conflicts", "wal3.conflict.kind") == {"contention": lost}
     assert metered.counts("wal3.append.duration", "wal3.append.outcome") == {
         "durable": 3,
         "not_durable": 1,
@@ -263,7 +263,7 @@ def test_writer_s_statistics_name_the_log_s_end_and_count_what_it_repeats(
     assert 0 < after.commit_s_p50 <= after.commit_s_max
     assert after.last_commit_age_s is not None
     assert 0 <= after.last_commit_age_s < WAIT_S_MAX
-    assert (after.places_lost, before.rebases) == (1, 0)
+    assert (after.contentions, before.rebases) == (1, 0)
 
 
 def test_roll_into_snapshots_that_fails_is_counted(memory_store: ObjectStore, metered: Metered) -> None:
@@ -298,7 +298,7 @@ def test_commit_made_again_after_maintenance_is_a_rebase(
         writer.append(b"z")
         stats = writer.stats()
 
-    assert (stats.rebases, stats.places_lost) == (1, 0)
+    assert (stats.rebases, stats.contentions) == (1, 0)
     assert metered.sums("wal3.commit.conflicts", "wal3.conflict.kind") == {"rebase": 1}
 
 

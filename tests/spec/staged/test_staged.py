@@ -330,7 +330,7 @@ def test_writers_that_take_the_place_each_time_are_contention(log: MemoryStore) 
 
         faulty.before = overtake
         with pytest.raises(ContentionError, match="other writers took the place 3 times over"):
-            install_staged(faulty, "a", staged, options=replace(OPTIONS, reseals_max=2))
+            install_staged(faulty, "a", staged, options=replace(OPTIONS, contentions_max=2))
 
     assert bodies(log) == [b"other"] * 3
 

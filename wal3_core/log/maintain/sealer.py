@@ -215,7 +215,7 @@ class _Beginning:
                 # The name was destroyed while it was kept, or the log was sealed without keeping it.
                 remedy = "copy that one to another name and destroy it, then begin this one"
                 raise _usurped(self._ending.log, self._name, remedy)
-            self._settle(seen.document)
+            self._check_begun(seen.document)
             return True
         self._names.refuse_taken(seen, self._sealed.log_id)
         claim = self._target.claim_successor(seen, source=_source(self._ending), sealed=self._sealed.log_id)
@@ -226,10 +226,10 @@ class _Beginning:
         except (LogExistsError, LogReplacedError):
             # Another call goes on, or has begun the successor.
             return False
-        self._settle(self._names.load().manifest)
+        self._check_begun(self._names.load().manifest)
         return True
 
-    def _settle(self, begun: Manifest) -> None:
+    def _check_begun(self, begun: Manifest) -> None:
         """Delete the cursors that were deleted since the sealed log's were listed.
 
         One that was created since needs no look: its owner has found the successor, or had the claim replaced.

@@ -107,7 +107,7 @@ class Following:
         self._waiting = waiting
         self.start = start
         self.sealed: Manifest | None = None
-        self._looking: Iterator[Record] | None = None
+        self._scanning: Iterator[Record] | None = None
         # Of the log up to where a look has read it to its end.
         self._history: History | None = None
 
@@ -166,20 +166,20 @@ class Following:
         No further one once their keys and bodies have ``bytes_max`` bytes. Records that were read before an error are
         returned first; the next call looks again, and raises it.
         """
-        begun, self._looking = self._looking, None
+        begun, self._scanning = self._scanning, None
         taken = [] if begun is None else self._take(begun, count, bytes_max)
         # The end of a look that an earlier call began need not be the log's end now.
         return taken or self._take(self.look(), count, bytes_max)
 
-    def _take(self, looking: Iterator[Record], count: int, bytes_max: int | None) -> list[Record]:
+    def _take(self, scanning: Iterator[Record], count: int, bytes_max: int | None) -> list[Record]:
         taken: list[Record] = []
         room = math.inf if bytes_max is None else bytes_max
         try:
-            for record in looking:
+            for record in scanning:
                 taken.append(record)
                 room -= len(record.key or b"") + len(record.body or b"")
                 if len(taken) == count or room <= 0:
-                    self._looking = looking
+                    self._scanning = scanning
                     break
         except LogError:
             if not taken:
@@ -197,7 +197,7 @@ class Following:
 
     def go_back(self, start: ReadStart) -> None:
         """Look again from a place before the one that was reached; what is known of the log stays known."""
-        self.start, self.sealed, self._looking = start, None, None
+        self.start, self.sealed, self._scanning = start, None, None
 
     def wake(self) -> None:
         """End the pause of a thread that waits in ``step``."""

@@ -42,7 +42,7 @@ def check_expected(offset: int | None) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """One append: its records stay together. ``reseals`` counts the places it lost to other writers.
+    """One append: its records stay together. ``contentions`` counts the places it lost to other writers.
 
     ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` counts what the
     writer has accepted since it was opened, this append included. A caller that must wait for room waits
@@ -60,7 +60,7 @@ class Append:
     withdrawn: bool = False
     last_try: bool = False
     doubted: bool = False
-    reseals: int = 0
+    contentions: int = 0
     rebases: int = 0
 
     def may_land_at(self, offset: int) -> bool:

@@ -258,14 +258,14 @@ class CommitResultHandler:
         kept: list[Append] = []
         for append in self._take_flights():
             # Maintenance is not contention: it has its own bound, which only a defect reaches.
-            append.reseals += displaced.contended
+            append.contentions += displaced.contended
             append.rebases += not displaced.contended
             # An append with a condition fails by it, or lands at its offset.
             conditional = displaced.contended and append.expect_next is not None
-            too_often = append.reseals > self._options.reseals_max or append.rebases > self._options.rebases_max
+            too_often = append.contentions > self._options.contentions_max or append.rebases > self._options.rebases_max
             over = too_often or not self._gets_new_place(append)
             if over and not conditional and self._halt.failure is None:
-                times = append.reseals + append.rebases
+                times = append.contentions + append.rebases
                 text = f"log {self._url}: records lost their place {times} times: {displaced.cause}"
                 self._fail([append], ContentionError(text), None)
             else:

@@ -47,7 +47,7 @@ class WriterStats:
     the maximum of the last 256 commits (0 before the first), whatever their result; ``commits_per_s`` is the rate
     over the last ten seconds, ``last_commit_age_s`` how long ago the last commit succeeded (None before the first).
 
-    ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place to another
+    ``requests_retried`` counts tries after the first, ``contentions`` the commits that lost their place to another
     writer, ``rebases`` the commits made again because of maintenance, ``rolls_failed`` the times that pointers were not
     rolled into snapshots: the manifest, which each commit writes, grows until that succeeds. ``next_offset`` is where
     the log ends in the newest manifest that the writer has seen: other writers may have appended since. ``halted`` is
@@ -69,7 +69,7 @@ class WriterStats:
     commit_s_max: float
     last_commit_age_s: float | None
     requests_retried: int
-    places_lost: int
+    contentions: int
     rebases: int
     rolls_failed: int
     next_offset: int | None
@@ -89,7 +89,7 @@ class Meter:
         self.commits = 0
         self.commit_s = self.upload_s = 0.0
         self.fragments = 0
-        self.places_lost = 0
+        self.contentions = 0
         self.rebases = 0
         self.requests_retried = 0
         self.rolls_failed = 0
@@ -117,8 +117,8 @@ class Meter:
     def displaced(self, *, contended: bool) -> None:
         """Count a commit whose records get new places: because of another writer, or else of maintenance."""
         if contended:
-            self.places_lost += 1
-            self._runtime.observer.conflicted(self._log, Conflict.RESEAL)
+            self.contentions += 1
+            self._runtime.observer.conflicted(self._log, Conflict.CONTENTION)
         else:
             self.rebased()
 

@@ -223,7 +223,7 @@ class WriteLoop:
                 last_commit_age_s=meter.last_commit_age_s(),
                 next_offset=self.position.next_offset,
                 requests_retried=meter.requests_retried,
-                places_lost=meter.places_lost,
+                contentions=meter.contentions,
                 rebases=meter.rebases,
                 rolls_failed=meter.rolls_failed,
                 halted=self.halt.failure is not None,

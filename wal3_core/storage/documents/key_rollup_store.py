@@ -65,7 +65,7 @@ class KeyRollupStore:
                 return
             cause = outcome.cause if isinstance(outcome, Unknown) else cause
             try:
-                equal, wrong = self._standing(pointer, rollup)
+                equal, wrong = self._stored(pointer, rollup)
             except StoreDeniedError:
                 raise
             except UnavailableError:
@@ -95,7 +95,7 @@ class KeyRollupStore:
     def _decoded(self, data: Buffer, pointer: SnapshotPointer, what: str) -> KeyRollup:
         return decode_key_rollup(data, pointer, self._log_id(), what=what)
 
-    def _standing(self, pointer: SnapshotPointer, rollup: KeyRollup) -> tuple[bool, Etag | None]:
+    def _stored(self, pointer: SnapshotPointer, rollup: KeyRollup) -> tuple[bool, Etag | None]:
         """Tell whether an equal one is there; if not, return the version that stands in its place."""
         path, wrong, etag = key_rollup_path(pointer.path), "", None
         what, limit = f"key roll-up {object_url(self._store, path)}", bytes_max(pointer) + _EXTRA_BYTES_MAX

@@ -90,7 +90,7 @@ class NamedStore(Generic[D]):
         UnavailableError when it may have been done, without an answer that says so, and another version is there since.
         """
         for _ in range(_TRIES_MAX):
-            generation, etag = self._standing(path)
+            generation, etag = self._stored_version(path)
             if generation is None:
                 return
             outcome = self._documents.swap(path, Tombstone(generation=generation + 1), etag)
@@ -111,7 +111,7 @@ class NamedStore(Generic[D]):
         tombstone = Tombstone(generation=seen.document.generation + 1)
         return isinstance(self._documents.swap(path, tombstone, seen.etag), LoadedDocument)
 
-    def _standing(self, path: str) -> tuple[int | None, Etag | None]:
+    def _stored_version(self, path: str) -> tuple[int | None, Etag | None]:
         """Return generation and version of a name's object; generation 0 if it has none, None for a tombstone."""
         try:
             seen = self.look(path)

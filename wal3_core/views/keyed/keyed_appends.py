@@ -157,9 +157,9 @@ class ConditionalAppend:
             if self._is_withdrawn:
                 return
             self._is_submitted = True
-        tell = partial(self._ended, tries_left - 1)
+        on_complete = partial(self._ended, tries_left - 1)
         timeout_s = None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
-        submit_columns(self._writer, columns, tell, expect_next=end, timeout_s=timeout_s)
+        submit_columns(self._writer, columns, on_complete, expect_next=end, timeout_s=timeout_s)
 
     def _end(self) -> int:
         """Return the end of the log up to which each key's last record is the expected one."""

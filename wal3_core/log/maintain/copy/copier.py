@@ -153,24 +153,24 @@ class _Copying:
             message = f"log {self._from.url}: expected another log to copy to, found itself"
             raise InvalidRequestError(message)
         # Before anything is pinned: a target that is taken fails here.
-        standing = self._into.look(address)
+        found = self._into.look(address)
         pins = CopyPins(self._from)
 
         def planned(name: str, pin: Pin) -> _CopyPlan:
             return self._plan(name, pin, from_offset, with_cursors=with_cursors)
 
-        plan = _begun(standing, pins, planned) or self._begin(pins, planned)
-        earlier = copying_at(standing)
+        plan = _begun(found, pins, planned) or self._begin(pins, planned)
+        earlier = copying_at(found)
         named = {plan.pin_name} | ({earlier.pin} if earlier else set())
         try:
-            claim = self._into.claim(standing, source=address, terms=plan.terms, pin=plan.pin_name)
+            claim = self._into.claim(found, source=address, terms=plan.terms, pin=plan.pin_name)
             for name in named - {plan.pin_name}:
                 # The pin of a try on other terms, whose claim is gone.
                 pins.let_go(name)
             copied = self._copy(plan, claim, pins)
         except LogError as error:
             for name in named:
-                if self._into.forgets(name, standing, final=_is_final(error)):
+                if self._into.forgets(name, found, final=_is_final(error)):
                     pins.let_go(name)
             raise
         # The copy is a log now: nothing from here on is a failure.
@@ -302,10 +302,10 @@ class _Copying:
 
 
 def _begun(
-    standing: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]
+    found: LoadedDocument[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _CopyPlan]
 ) -> _CopyPlan | None:
     """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
-    earlier = copying_at(standing)
+    earlier = copying_at(found)
     if earlier is None:
         return None
     try:

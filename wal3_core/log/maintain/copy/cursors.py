@@ -101,7 +101,7 @@ class CopiedCursors:
             both = _with_begun(held.cursor, wanted)
             if len(both.appends) <= NAMED_APPENDS_MAX:
                 wanted = both
-            elif (held := self._settled(name, held, limit)) is None:
+            elif (held := self._rechecked(name, held, limit)) is None:
                 return False
             if _content(held.cursor) == _content(wanted):
                 return False
@@ -109,7 +109,7 @@ class CopiedCursors:
         self._ours.carry(name, wanted, held)
         return True
 
-    def _settled(self, name: str, held: Witness, limit: LogPosition) -> Witness | None:
+    def _rechecked(self, name: str, held: Witness, limit: LogPosition) -> Witness | None:
         """Return a cursor whose appends without a place are not in the copy, nor will be; None if the copy has grown.
 
         What appends one of them is refused once the cursor has another version, at the copy's next fence.

@@ -124,8 +124,8 @@ class CopyTarget:
             seen = self.names.look()
         except LogError:
             return False
-        standing = copying_at(seen)
-        if standing is not None and standing.pin == pin:
+        claimed = copying_at(seen)
+        if claimed is not None and claimed.pin == pin:
             return False
         return final or (seen and seen.etag) != (since and since.etag)
 

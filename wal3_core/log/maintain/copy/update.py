@@ -133,7 +133,7 @@ class _Updating:
             )
             raise InvalidRequestError(message)
         cursors = CopiedCursors(self._from, self._into) if with_cursors else None
-        for _ in range(self._options.reseals_max + 1):
+        for _ in range(self._options.contentions_max + 1):
             try:
                 self._check_copy(base.manifest, source.manifest)
                 places = self._begin(base.manifest, source.manifest, cursors)
@@ -160,7 +160,7 @@ class _Updating:
                 num_cursors=len(cursors.moved) if cursors else 0,
                 setsum=result.setsum,
             )
-        message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
+        message = f"log {self._into.url}: others changed it {self._options.contentions_max + 1} times: update it again"
         raise UnavailableError(message)
 
     def _check_copy(self, copied: Manifest, source: Manifest) -> None:

@@ -150,12 +150,14 @@ class _Installing:
             kept = self._remembering.begin(min(part.log_end for part in self._parts))
             self._naming = kept.append.naming
         base = self._manifests.load()
-        for _ in range(self._options.reseals_max + 1):
+        for _ in range(self._options.contentions_max + 1):
             found = self._repeated(base.manifest, kept) or self._append(base)
             if not isinstance(found, Displaced):
                 return found
             base = found.base
-        message = f"log {self._manifests.url}: other writers took the place {self._options.reseals_max + 1} times over"
+        message = (
+            f"log {self._manifests.url}: other writers took the place {self._options.contentions_max + 1} times over"
+        )
         raise ContentionError(message)
 
     def _repeated(self, manifest: Manifest, kept: Kept | None) -> InstallReport | None:

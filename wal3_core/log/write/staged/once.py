@@ -149,13 +149,13 @@ class IdempotentAppend:
             self._check_staged(witness, staged, manifest)
             self._check_room(appends)
         if forgotten(appends, append) and any(not (each.series or each.is_done or each is append) for each in appends):
-            return self._go_on(self._settled(witness), staged)
+            return self._go_on(self._resolved(witness), staged)
         appends, end = begun(appends, append), manifest.next.position
         if (end.offset, appends) != (witness.cursor.position.offset, before):
             witness = self._save(end, witness, appends)
         return Kept(append=append, witness=witness)
 
-    def _settled(self, witness: Witness) -> Witness:
+    def _resolved(self, witness: Witness) -> Witness:
         """Forget the appends without a series that are not in the log, nor will be.
 
         Who appends one of them has looked at the cursor's version, and is refused at the manifest's next fence.
