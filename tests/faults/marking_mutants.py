@@ -57,7 +57,7 @@ MARKING_MUTANTS = (
     Mutation(
         "the logs are looked up before their markers are read",
         "RollUp.read",
-        "looked = list(probe_logs(...))",
+        "probed = list(probe_logs(...))",
         "looked = probe_logs(...)\n"
         "early = {marker.log: log for marker, log in looked}\n"
         "marker_range, manifest = self._begin()\n"

@@ -79,7 +79,8 @@ def test_processes_that_append_at_once_all_finish_with_true_outcomes(
     attempts = read_journals(journals)
     counts = summary(attempts)
     print(
-        f"{writers} writers, contentions_max {contentions}: {counts}, {counts['acked'] / took_s:,.0f} acknowledged appends/s"
+        f"{writers} writers, contentions_max {contentions}: {counts}, "
+        f"{counts['acked'] / took_s:,.0f} acknowledged appends/s"
     )
     assert check_promises(store, LOG, attempts) == read
     assert len(attempts) == writers * 2 * (APPENDS // writers)

@@ -68,14 +68,14 @@ def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) ->
     """
     folder = f"{prefix}/" if prefix else ""
     names = (log.removeprefix(folder) for log in list_logs(store, prefix) if log != prefix)
-    looked = map_ahead(
+    checked = map_ahead(
         shared_runtime(),
         lambda name: (name, name in known or _is_queue(store, f"{folder}{name}")),
         filter(is_name_part, names),
         count=_LOOKS_AT_ONCE,
         share=share_of(store),
     )
-    return [name for name, found in looked if found]
+    return [name for name, found in checked if found]
 
 
 def _is_queue(store: ObjectStore, log: str) -> bool:

@@ -157,9 +157,9 @@ def delete_objects(
     for log, path in documents:
         named.setdefault(log, {})[path] = None
     look = partial(_due_documents, store, options)
-    looked = [*chain.from_iterable(map_ahead(shared_runtime(), look, named.items(), count=_LOGS_AT_ONCE))]
-    done = {key: each for key, each in looked if isinstance(each, LogDeletion)}
-    due = {key: each for key, each in looked if not isinstance(each, LogDeletion)}
+    surveyed = [*chain.from_iterable(map_ahead(shared_runtime(), look, named.items(), count=_LOGS_AT_ONCE))]
+    done = {key: each for key, each in surveyed if isinstance(each, LogDeletion)}
+    due = {key: each for key, each in surveyed if not isinstance(each, LogDeletion)}
     items = [item for (log, path), garbage in due.items() for item in _parts(log, path, garbage)]
     # Tasks run at once and share the limit on deletes.
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))

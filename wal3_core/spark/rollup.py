@@ -105,10 +105,10 @@ def plan_rollups(
             folded[name] = [*chain.from_iterable(by_log(fold(map(Marker.from_json, parts))))]
         else:
             refused[name] = found.refusal
-    looked, also_retried = _probe_all(spark, store_url, folded, options)
+    probed, also_retried = _probe_all(spark, store_url, folded, options)
     plans = {
         name: plan_of(
-            marker_range, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options
+            marker_range, some := probed.get(name, []), rollups[name].time() if some else RollUpTime(), options
         )
         for name, marker_range in marker_ranges.items()
         if name not in refused
@@ -136,7 +136,7 @@ def _probe_all(
         Item(log, to_text({"dirty_log": name, "marker": marker.to_json()}), cost(0, requests=_PROBE_REQUESTS))
         for log, name, marker in marked
     ]
-    looked: dict[str, list[tuple[Marker, LogProbe]]] = {}
+    probed: dict[str, list[tuple[Marker, LogProbe]]] = {}
     answers, retried = run_by_log(spark, store_url, items, partial(probe_task, options=options), "look-up")
     for found in answers.values():
         if found.refusal is not None:
@@ -144,5 +144,5 @@ def _probe_all(
             raise UnavailableError(found.refusal.message)
         for text in found.results:
             name, marker, probe = json.loads(text)
-            looked.setdefault(name, []).append((Marker.from_json(from_text(marker, "marker")), LogProbe(**probe)))
-    return looked, retried
+            probed.setdefault(name, []).append((Marker.from_json(from_text(marker, "marker")), LogProbe(**probe)))
+    return probed, retried

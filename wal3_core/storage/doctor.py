@@ -53,7 +53,7 @@ _LIST_RACE_S = 1.0
 _RETRY_S, _SLOWER_S = 5.0, 0.1
 # The object that is replaced has a name as in a log: a cache on the way may know it by that.
 _REPLACED = MANIFEST
-_KEYS_LOOKED_AT_MAX = 1000
+_KEYS_CHECKED_MAX = 1000
 _MOVED = ("moved/a", "moved/b", "moved/c", "moved/d")
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
@@ -202,7 +202,7 @@ class _Examination:
 
         Beside it, logs whose manifests grow.
         """
-        for key in [meta.path for meta in islice(whole.list_objects(""), _KEYS_LOOKED_AT_MAX)]:
+        for key in [meta.path for meta in islice(whole.list_objects(""), _KEYS_CHECKED_MAX)]:
             if key.endswith(f"/{STORE_IDENTITY}"):
                 self._advice.append(
                     f"is this the right folder? Another store lies below it, in {key.rpartition('/')[0]}/"

@@ -185,8 +185,8 @@ class RollUp:
         marker_range, manifest = self._begin()
         folded = fold(self.markers(marker_range, manifest))
         # The manifests after the markers: a marked fragment that they do not hold was not committed before.
-        looked = list(probe_logs(self._store, by_log(folded), self._options, self._runtime))
-        return plan_of(marker_range, looked, self.time() if looked else RollUpTime(), self._options)
+        probed = list(probe_logs(self._store, by_log(folded), self._options, self._runtime))
+        return plan_of(marker_range, probed, self.time() if probed else RollUpTime(), self._options)
 
     def marker_range(self) -> MarkerRange:
         """Return which part of the dirty log is to be rolled up now."""

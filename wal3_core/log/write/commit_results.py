@@ -200,7 +200,7 @@ class CommitResultHandler:
     def loaded(self, base: Installed, began_s: float, until_s: float) -> None:
         """Go on with a manifest that was loaded at ``began_s`` or later, for appends that have time ``until_s``."""
         self._position.confirm(base, began_s)
-        self.fairness.looked(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
+        self.fairness.observe(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
 
     def give_up_loading(self, failure: BaseException) -> None:
         """Fail the appends that wait for a manifest that could not be loaded, or keep those that have time left."""

@@ -188,7 +188,7 @@ class WriterFairness:
         if self._shared and self._known_s - self._began_s >= self._s(_TURN):
             self._wait(manifest)
 
-    def looked(self, manifest: Manifest, *, overdue: bool) -> None:
+    def observe(self, manifest: Manifest, *, overdue: bool) -> None:
         """Decide by a manifest that was just loaded who appends; ``overdue``: an append can wait no longer."""
         now_s = self._runtime.monotonic_s()
         if now_s < self.not_before_s:

@@ -28,7 +28,7 @@ OWN_FOLDER = ".wal3"
 LOCKS = "locks"
 _CLAIMS_MAX = 100
 # The folders searched before a store is begun, and before an error says what to do.
-_FOLDERS_MAX, _FOLDERS_LOOKED_AT_MAX = 1_000_000, 10_000
+_FOLDERS_MAX, _FOLDERS_LISTED_MAX = 1_000_000, 10_000
 
 
 class Root:
@@ -187,7 +187,7 @@ def _is_there(own: Path) -> bool:
 
 def _nested(root: Path, above: Path) -> StoreDeniedError:
     names = f"{root.relative_to(above).as_posix()}/"
-    below = _root_below(above, _FOLDERS_LOOKED_AT_MAX)
+    below = _root_below(above, _FOLDERS_LISTED_MAX)
     mistaken = f"; or {_mistaken(above, below)}" if below is not None else ""
     return StoreDeniedError(
         f"store {root}: expected a folder in no other store, found the store {above}: open {above.as_uri()}; the"
