@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.programs import Program
-from tests.spec.collecting import roll
 from tests.spec.compacting import LOG, append, compactor, keyed_log
 from tests.stores import damage, life_store
+from tests.world import World
 from wal3_core import open_store
 from wal3_core.model.paths import key_rollup_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
@@ -141,7 +141,7 @@ def large_fragments(store: ObjectStore, count: int) -> None:
     bodies = random.Random(0)
     append(store, *([(b"%d" % number, bodies.randbytes(5_000))] for number in range(count)))
     # A writer that is closed may leave rolls to the next one.
-    roll(store)
+    World(store).roll()
 
 
 def snapshots_of(pointers: list[dict[str, object]]) -> list[dict[str, object]]:

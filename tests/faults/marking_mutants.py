@@ -58,11 +58,11 @@ MARKING_MUTANTS = (
         "the logs are looked up before their markers are read",
         "RollUp.read",
         "probed = list(probe_logs(...))",
-        "looked = probe_logs(...)\n"
-        "early = {marker.log: log for marker, log in looked}\n"
+        "probed = probe_logs(...)\n"
+        "early = {marker.log: log for marker, log in probed}\n"
         "marker_range, manifest = self._begin()\n"
         "folded = fold(self.markers(marker_range, manifest))\n"
-        "looked = [(m, early[m.log]) for m in folded.values() if m.log in early]",
+        "probed = [(m, early[m.log]) for m in folded.values() if m.log in early]",
     ),
     Mutation(
         "the cursor is advanced before the markers are appended again",

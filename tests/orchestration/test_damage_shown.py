@@ -13,8 +13,8 @@ import pytest
 from dagster import UrlMetadataValue
 
 from tests.orchestration.run_requests import run_request
-from tests.spec.logs import manifest_of
 from tests.stores import life_store
+from tests.world import World
 from wal3_core import CursorStore, LogPosition, LogWriter, WriterOptions
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.framework.scope import LOGS_NAME
@@ -121,7 +121,7 @@ def test_damaged_document_is_shown_with_its_file(
 ) -> None:
     CursorStore(fleet, orders).create("reader", LogPosition(4, 0))
     # A snapshot that no manifest names any more may lie beside the others.
-    (named, *_) = [pointer.path for pointer in manifest_of(fleet, orders).snapshots]
+    (named, *_) = [pointer.path for pointer in World(fleet, orders).manifest().snapshots]
     document = next(path for path in _files(fleet, orders, pattern.format(snapshot=named)) if path.is_file())
     _flip(document)
 

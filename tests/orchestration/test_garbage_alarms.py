@@ -10,7 +10,7 @@ import pytest
 
 from tests.orchestration.checked import found_bad
 from tests.orchestration.run_requests import run_request
-from tests.spec.collecting import ClockStore
+from tests.world import ClockStore
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, destroy
 from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
 from wal3_core.log.collect.collector import Collector

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.processes.workers import Teller
-from tests.spec.collecting import SMALL
+from tests.world import SMALL
 from wal3_core import WriterOptions, open_store
 from wal3_core.errors import StaleTokenError
 from wal3_core.views.queue.delay_queue import DelayQueue

@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes.children import await_word, child
 from tests.processes.queue_broker import LOG, Service, read_account, serve
-from tests.spec.collecting import QUICK, SMALL
+from tests.world import QUICK, SMALL
 from wal3_core import KeyCompactor, KeyCompactorOptions, open_store, scrub
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_stats

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.queue.queue_model import QueueModel
-from tests.spec.collecting import NOW, QUICK, SMALL, ClockStore
+from tests.world import NOW, QUICK, SMALL, ClockStore
 from wal3_core import (
     KeyCompactor,
     KeyCompactorOptions,

@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 
 from tests.queue.test_never_stopped import LOG, YEAR_S, SkewedRuntime, stray
-from tests.spec.collecting import ClockStore
 from tests.stores import damage, life_path
+from tests.world import ClockStore
 from wal3_core import (
     DelayQueue,
     KeyCompactor,

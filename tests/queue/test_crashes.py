@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 import pytest
 
-from tests.spec.collecting import SMALL
 from tests.stores import Fault, FaultyStore
+from tests.world import SMALL
 from wal3_core import MemoryStore, ReaderOptions, WriterOptions, scrub
 from wal3_core.errors import LogError, StoreDeniedError
 from wal3_core.options import RetryOptions

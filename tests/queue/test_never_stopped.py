@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.queue.test_values import CountingStore
-from tests.spec.collecting import QUICK, ClockStore
 from tests.stores import FaultyStore, damage, life_path
+from tests.world import QUICK, ClockStore
 from wal3_core import (
     CorruptError,
     CursorStore,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.queue.pair import COMPACTING
-from tests.spec.collecting import NOW, ClockStore
 from tests.stores import FaultyStore, damage, life_path
+from tests.world import NOW, ClockStore
 from wal3_core import (
     Cleanup,
     CorruptError,

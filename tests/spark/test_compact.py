@@ -16,8 +16,8 @@ import pytest
 
 from tests.spark.compact_program import OneTokenRuntime
 from tests.spec.compacting import LOG, OPTIONS, append, held, keyed_log
-from tests.spec.logs import manifest_of
 from tests.stores import damage, life_store
+from tests.world import World
 from wal3_core import Cleanup, CursorStore, LogPosition, LogReader, LogWriter, Policy, open_store, scrub
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.dropped import LOSSES
@@ -56,7 +56,7 @@ class TokenRuntime(ThreadRuntime):
 
 def compact(store: ObjectStore, engine: Engine, **options: int) -> KeyCompactionReport:
     with TokenRuntime() as runtime:
-        runtime.tokens = manifest_of(store).compaction.passes * 100
+        runtime.tokens = World(store).manifest().compaction.passes * 100
         settings = replace(OPTIONS, **options)
         return KeyCompactor(store, LOG, options=settings, runtime=runtime, engine=engine).compact(force=True)
 
@@ -86,8 +86,8 @@ def compare(spark: SparkSession, url: str) -> KeyCompactionReport:
 
     assert replace(found, garbage=()) == replace(expected, garbage=())
     assert fragments(store) == fragments(other)
-    assert manifest_of(store).pointers == manifest_of(other).pointers
-    assert manifest_of(store).setsum == manifest_of(other).setsum
+    assert World(store).manifest().pointers == World(other).manifest().pointers
+    assert World(store).manifest().setsum == World(other).manifest().setsum
     assert scrub(store, LOG).sound
     return found
 
@@ -200,9 +200,10 @@ def test_dry_run_reports_what_a_pass_in_one_process_would_do_and_writes_nothing(
     spark: SparkSession, local_url: str
 ) -> None:
     store = open_store(local_url)
+    world = World(store)
     keyed_log(store)
     append(store, *([(b"%d" % (number % 5), b"x" * number)] for number in range(12)))
-    before = fragments(store), manifest_of(store)
+    before = fragments(store), world.manifest()
 
     found, expected = (
         KeyCompactor(store, LOG, options=OPTIONS, engine=engine).compact(dry_run=True)
@@ -211,7 +212,7 @@ def test_dry_run_reports_what_a_pass_in_one_process_would_do_and_writes_nothing(
 
     assert found.num_superseded == 7
     assert found == expected
-    assert (fragments(store), manifest_of(store)) == before
+    assert (fragments(store), world.manifest()) == before
 
 
 def test_cursor_bounds_a_pass_and_a_part_of_the_log_is_compacted(spark: SparkSession, local_url: str) -> None:
@@ -229,16 +230,17 @@ def test_damaged_fragment_is_named_as_in_one_process_and_the_log_stays_as_it_was
     spark: SparkSession, local_url: str
 ) -> None:
     store = open_store(local_url)
+    world = World(store)
     keyed_log(store)
     append(store, *([(b"a", b"%d" % number)] for number in range(4)))
     path = LogReader.open(store, LOG).scan()[1].path
     damage(life_store(store, LOG), path)
-    before = manifest_of(store)
+    before = world.manifest()
 
     with pytest.raises(CorruptError, match=path):
         compact(store, SparkEngine(spark))
 
-    assert manifest_of(store) == before
+    assert world.manifest() == before
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
@@ -282,4 +284,4 @@ def test_tasks_that_are_killed_and_run_twice_at_once_leave_the_same_objects(loca
     assert min(attempts[name] for name in ("read.0", "read.1", "merge.0", "merge.1")) > 0
     assert expected.num_written > 1
     assert fragments(store) == fragments(other)
-    assert manifest_of(store).pointers == manifest_of(other).pointers
+    assert World(store).manifest().pointers == World(other).manifest().pointers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.spec.collecting import QUICK, SMALL
+from tests.world import QUICK, SMALL
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import KeyCompactorOptions

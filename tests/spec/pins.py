@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     LogWriter,
     Pin,
@@ -45,7 +45,7 @@ def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool])
     with LogWriter.open_or_create(store, log, options=FEW) as writer:
         for number in range(1, 1000):
             writer.append(b"%d" % number)
-            if done(manifest_of(store, log)):
+            if done(World(store, log).manifest()):
                 return number
     pytest.fail("a thousand fragments were not enough")
 

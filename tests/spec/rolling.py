@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.spec.logs import manifest_of
+from tests.world import World
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, RetryOptions
 from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp
 from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, markers_of
@@ -25,7 +25,7 @@ def grow(store: ObjectStore, log: str, count: int = 1, *, dirty_log: str | None 
     """Append records to a log as one fragment, and mark them; return the marker."""
     with LogWriter.open_or_create(store, log) as writer:
         start = writer.append_many([b"x" * 50] * count)
-    marker = Marker.of_fragment(log, manifest_of(store, log).log_id, start, count)
+    marker = Marker.of_fragment(log, World(store, log).manifest().log_id, start, count)
     if dirty_log is not None:
         mark(store, marker, dirty_log=dirty_log)
     return marker
@@ -33,7 +33,7 @@ def grow(store: ObjectStore, log: str, count: int = 1, *, dirty_log: str | None 
 
 def begun(store: ObjectStore, log: str, count: int = 1) -> Marker:
     """Return the marker of a fragment that is being uploaded to a log, and not committed."""
-    manifest = manifest_of(store, log)
+    manifest = World(store, log).manifest()
     start = manifest.next.position
     start = LogPosition(start.offset, max(start.timestamp_us, 1))
     return Marker.of_fragment(log, manifest.log_id, start, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.spec.logs import manifest_of
+from tests.world import World
 from wal3_core import (
     Limits,
     LogWriter,
@@ -32,4 +32,4 @@ def collect(store: ObjectStore, log: str, offset: int) -> None:
     """Advance the log's first record to ``offset``."""
     collector = Collector(store, log, options=CollectorOptions(without_cursors=True, fraction_max=1))
     collector.prune(collector.announce(collector.plan(offset)))
-    assert manifest_of(store, log).first.position.offset == offset
+    assert World(store, log).manifest().first.position.offset == offset

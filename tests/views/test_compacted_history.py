@@ -12,8 +12,8 @@ import pytest
 
 from examples.git_history.history import fold, ingest
 from tests.examples.test_git_history import Repository
-from tests.spec.collecting import QUICK, ClockStore
 from tests.spec.compacting import DAY_S
+from tests.world import QUICK, ClockStore
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import KeyCompactorOptions

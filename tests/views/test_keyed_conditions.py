@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import QUICK, Later
 from tests.spec.compacting import append, compactor, keyed_log
 from tests.stores import FaultyStore
 from tests.views.keyed_queries import LOG, OPTIONS, TREE, restored_under
+from tests.world import QUICK, Later
 from wal3_core import (
     ClosedError,
     ContentionError,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spec.collecting import LATER, NOW, QUICK, SMALL
 from tests.stores import FaultyStore, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, records_of
+from tests.world import LATER, NOW, QUICK, SMALL
 from wal3_core import (
     Cleanup,
     CorruptError,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import SMALL
 from tests.stores import CountingStore, FaultyStore, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, TREE, restored_under
+from tests.world import SMALL
 from wal3_core import (
     Cleanup,
     CursorStore,

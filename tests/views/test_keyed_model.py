@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compacted_logs import append_fragments, compact, delete_objects, fragments_of, write_log
-from tests.spec.collecting import NOW, QUICK, SMALL, ClockStore, Later
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, check_queries, open_keyed, records_of
+from tests.world import NOW, QUICK, SMALL, ClockStore, Later
 from wal3_core import (
     Cleanup,
     CursorStore,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spec.collecting import NOW
 from tests.stores import FaultyStore
+from tests.world import NOW
 from wal3_core import (
     CursorStore,
     DelayQueue,

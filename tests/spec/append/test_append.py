@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore
+from tests.world import World
 from wal3_core import (
     ClosedError,
     InvalidRequestError,
@@ -95,7 +95,7 @@ def test_many_callers_share_fragments_and_each_gets_its_own_position(store: Obje
     with LogWriter.open_or_create(store, "a") as writer, concurrent.futures.ThreadPoolExecutor(16) as pool:
         positions = list(pool.map(lambda n: writer.append(b"%d" % n), range(200)))
 
-    found = bodies(store)
+    found = World(store).bodies()
     assert sorted(position.offset for position in positions) == list(range(1, 201))
     assert all(found[position.offset - 1] == b"%d" % number for number, position in enumerate(positions))
     assert len(LogReader.open(store, "a").scan()) < 150
@@ -107,7 +107,7 @@ def test_submitted_records_keep_their_order(memory_store: MemoryStore) -> None:
         offsets = [future.result().offset for future in futures]
 
     assert offsets == list(range(1, 2001))
-    assert bodies(memory_store) == [b"%05d" % index for index in range(2000)]
+    assert World(memory_store).bodies() == [b"%05d" % index for index in range(2000)]
 
 
 def test_closing_makes_everything_submitted_durable(store: ObjectStore) -> None:
@@ -115,7 +115,7 @@ def test_closing_makes_everything_submitted_durable(store: ObjectStore) -> None:
         futures = [writer.submit(b"%d" % index) for index in range(100)]
 
     assert all(future.done() for future in futures)
-    assert len(bodies(store)) == 100
+    assert len(World(store).bodies()) == 100
     with pytest.raises(ClosedError):
         writer.append(b"late")
 
@@ -154,7 +154,7 @@ def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore
         future = writer.submit(b"x")
         assert not future.cancel()
 
-    assert bodies(memory_store) == [b"x"]
+    assert World(memory_store).bodies() == [b"x"]
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_callers_wait_instead_of_filling_the_memory(memory_store: MemoryStore) -
 
     # Each record takes its own KiB and a little over two more.
     assert waiting == 3
-    assert len(bodies(memory_store)) == 100
+    assert len(World(memory_store).bodies()) == 100
 
 
 def test_callback_that_raises_keeps_no_other_caller_from_the_outcome(memory_store: MemoryStore) -> None:
@@ -221,7 +221,7 @@ def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_stor
         for thread in threads:
             thread.join(30)
 
-    assert bodies(memory_store)[1:] == [big, small, big, small]
+    assert World(memory_store).bodies()[1:] == [big, small, big, small]
 
 
 def test_flush_waits_for_outcomes_that_are_being_delivered(memory_store: MemoryStore) -> None:
@@ -293,7 +293,7 @@ def test_bad_input_is_refused_by_name_and_other_callers_are_unaffected(
         after = writer.append(b"after")
 
     assert (before.result().offset, after.offset) == (1, 2)
-    assert bodies(memory_store) == [b"before", b"after"]
+    assert World(memory_store).bodies() == [b"before", b"after"]
 
 
 def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) -> None:
@@ -309,7 +309,7 @@ def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) 
         with pytest.raises(SealedError, match="moving"):
             writer.append(b"3")
 
-    assert bodies(store) == [b"1"]
+    assert World(store).bodies() == [b"1"]
 
 
 def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemoryStore) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import ClockStore
 from tests.stores import CountingStore, FaultyStore
+from tests.world import ClockStore
 from wal3_core import (
     AtTime,
     Collector,

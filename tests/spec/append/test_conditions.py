@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     ConditionNotMetError,
     InvalidRequestError,
@@ -45,7 +45,7 @@ def test_append_lands_where_it_is_expected_or_not_at_all(store: ObjectStore) -> 
         assert writer.append_many([b"2", b"3"], expect_next=2).offset == 2
         assert writer.submit_many([b"4"], expect_next=4).result(30).offset == 4
 
-    assert bodies(store) == [b"1", b"2", b"3", b"4"]
+    assert World(store).bodies() == [b"1", b"2", b"3", b"4"]
 
 
 def test_writer_with_an_old_manifest_reports_where_the_log_ends_now(memory_store: MemoryStore) -> None:
@@ -63,7 +63,7 @@ def test_writer_with_an_old_manifest_reports_where_the_log_ends_now(memory_store
         other.append(b"5")
         assert writer.append(b"6", expect_next=7).offset == 7
 
-    assert bodies(memory_store) == [b"%d" % number for number in range(7)]
+    assert World(memory_store).bodies() == [b"%d" % number for number in range(7)]
 
 
 def test_consecutive_conditions_hold_within_one_commit(memory_store: MemoryStore) -> None:
@@ -91,7 +91,7 @@ def test_condition_is_not_failed_on_a_guess_that_proves_wrong(faulty: FaultyStor
             ahead.result(30)
         assert conditional.result(30).offset == 1
 
-    assert bodies(faulty.inner) == [b"conditional"]
+    assert World(faulty.inner).bodies() == [b"conditional"]
 
 
 def test_append_that_loses_its_place_meanwhile_reports_the_new_end(faulty: FaultyStore) -> None:
@@ -110,7 +110,7 @@ def test_append_that_loses_its_place_meanwhile_reports_the_new_end(faulty: Fault
         # The other one happens to end there.
         assert second.result(30).offset == 3
 
-    assert bodies(faulty.inner) == [b"x", b"y", b"second"]
+    assert World(faulty.inner).bodies() == [b"x", b"y", b"second"]
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown"])
@@ -127,7 +127,7 @@ def test_unanswered_commit_with_a_condition_is_applied_once_or_reported(faulty: 
         caught = writer.submit(b"2", expect_next=2).exception(30)
         assert getattr(caught, "next_offset", None) == (3 if fault == "applied-unknown" else None)
 
-    assert bodies(faulty.inner) == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("contentions_max", [0, 3])
@@ -156,7 +156,7 @@ def test_condition_holds_after_another_writer_appended_behind_an_unanswered_comm
         other.append(b"4")
         assert writer.stats().contentions == 0
 
-    assert bodies(memory_store) == [b"1", b"2", b"3", b"4"]
+    assert World(memory_store).bodies() == [b"1", b"2", b"3", b"4"]
 
 
 def test_counter_raised_by_compare_and_append_counts_every_time_once(store: ObjectStore) -> None:
@@ -179,7 +179,7 @@ def test_counter_raised_by_compare_and_append_counts_every_time_once(store: Obje
     with ThreadPoolExecutor(4) as pool:
         refused = sum(pool.map(count, range(4)))
 
-    assert bodies(store) == [b"%d" % number for number in range(1, 33)]
+    assert World(store).bodies() == [b"%d" % number for number in range(1, 33)]
     assert refused < 32 * 4
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     ContentionError,
     HaltedError,
@@ -77,7 +77,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
     assert (resumed.appends, resumed.records, resumed.determined) == (2, 2, False)
     assert isinstance(resumed.failure, NotDurableError)
     assert again.offset == 3
-    assert bodies(faulty.inner) == [b"0", b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"0", b"1", b"2"]
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: Faulty
     assert lost > 0
     assert (resumed.appends, resumed.determined) == (1 + applied, True)
     assert last.offset == 2 + applied
-    assert bodies(faulty.inner) == [b"first", *(b"%d" % number for number in range(applied)), b"last"]
+    assert World(faulty.inner).bodies() == [b"first", *(b"%d" % number for number in range(applied)), b"last"]
 
 
 def test_unknown_outcome_is_determined_though_many_others_wrote_since(faulty: FaultyStore) -> None:
@@ -134,7 +134,7 @@ def test_writer_that_lost_its_place_to_another_halts_too(faulty: FaultyStore) ->
 
     assert outcomes == [ContentionError, HaltedError, HaltedError]
     assert resumed.appends == 1
-    assert bodies(faulty.inner) == [b"mine", b"other", b"again"]
+    assert World(faulty.inner).bodies() == [b"mine", b"other", b"again"]
 
 
 def test_refused_submit_was_never_submitted_and_halts_nothing(faulty: FaultyStore) -> None:
@@ -148,7 +148,7 @@ def test_refused_submit_was_never_submitted_and_halts_nothing(faulty: FaultyStor
         first.result(30)
         writer.append(b"second")
 
-    assert bodies(faulty.inner) == [b"first", b"second"]
+    assert World(faulty.inner).bodies() == [b"first", b"second"]
 
 
 def test_writer_that_is_not_ordered_cannot_be_resumed(faulty: FaultyStore) -> None:

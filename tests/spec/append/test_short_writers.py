@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import World
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.model.paths import MANIFEST, SNAPSHOT_FOLDER
 from wal3_core.options import RetryOptions, SnapshotOptions
@@ -88,7 +88,7 @@ def test_manifest_stays_small_at_every_version(store: ObjectStore) -> None:
     for number in range(60):
         append_once(store, SHORT)
 
-        manifest = manifest_of(store)
+        manifest = World(store).manifest()
         assert len(manifest.fragments) <= DUE
         assert len(manifest.snapshots) <= 6
         assert manifest.next.position.offset == number + 2
@@ -106,7 +106,7 @@ def test_fragments_a_dead_writer_left_unrolled_are_rolled_by_the_next_first_comm
 
     append_once(store, SHORT)
 
-    manifest = manifest_of(store)
+    manifest = World(store).manifest()
     assert len(manifest.fragments) <= DUE
     # No snapshot was written that another one contains.
     assert len(manifest.snapshots) < len(snapshots(store)) < 50 / TREE.fragments_per_snapshot + 5
@@ -124,7 +124,7 @@ def test_failed_roll_fails_no_append_and_the_next_writer_rolls(memory_store: Mem
     faulty.heal()
     append_once(faulty, SHORT)
 
-    manifest = manifest_of(memory_store)
+    manifest = World(memory_store).manifest()
     assert faulty.fired[fault]
     assert len(manifest.fragments) < DUE
     assert len(list(LogReader.open(memory_store, "a").records())) == DUE + 2
@@ -132,16 +132,17 @@ def test_failed_roll_fails_no_append_and_the_next_writer_rolls(memory_store: Mem
 
 def test_snapshot_that_is_lost_fails_no_append(memory_store: MemoryStore) -> None:
     """The larger snapshot that needs it cannot be made; those of fragments can."""
+    world = World(memory_store)
     for _ in range(25):
         append_once(memory_store, SHORT)
-    before = manifest_of(memory_store)
+    before = world.manifest()
     assert [pointer.depth for pointer in before.snapshots] == [2, 1]
     life_store(memory_store, "a").delete(before.snapshots[0].path)
 
     for _ in range(20):
         append_once(memory_store, SHORT)
 
-    manifest = manifest_of(memory_store)
+    manifest = world.manifest()
     assert manifest.next.seq_no == before.next.seq_no + 20
     assert manifest.snapshots[0] == before.snapshots[0]
     assert len(manifest.fragments) <= DUE
@@ -171,7 +172,7 @@ def test_hanging_roll_delays_an_append_briefly_and_close_not_at_all(memory_store
         answered.set()
         appending.join(DEADLINE_S)
 
-    assert manifest_of(memory_store).next.seq_no == DUE + 2
+    assert World(memory_store).manifest().next.seq_no == DUE + 2
 
 
 def test_two_short_writers_at_once_roll_the_same_run_into_one_snapshot(store: ObjectStore) -> None:
@@ -180,13 +181,14 @@ def test_two_short_writers_at_once_roll_the_same_run_into_one_snapshot(store: Ob
 
     append_once(before_the_commit(store, lambda: append_once(store, SHORT)), SHORT)
 
-    manifest = manifest_of(store)
+    manifest = World(store).manifest()
     assert {pointer.path for pointer in manifest.snapshots} == snapshots(store)
     assert len(list(LogReader.open(store, "a").records())) == DUE + 2
 
 
 def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_again(store: ObjectStore) -> None:
     """INV-7."""
+    world = World(store)
     for _ in range(DUE):
         append_once(store, SHORT)
     marked: set[str] = set()
@@ -204,8 +206,8 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
     append_once(before_the_commit(store, mark_orphans), SHORT)
 
     assert marked
-    assert not marked & {pointer.path for pointer in manifest_of(store).snapshots}
-    assert manifest_of(store).snapshots
+    assert not marked & {pointer.path for pointer in world.manifest().snapshots}
+    assert world.manifest().snapshots
     assert len(list(LogReader.open(store, "a").records())) == DUE + 1
 
 
@@ -220,5 +222,5 @@ def test_long_lived_writer_waits_for_no_snapshot(memory_store: MemoryStore) -> N
     with LogWriter.open_or_create(faulty, "a", options=SHORT) as writer:
         for number in range(3 * DUE):
             assert writer.append(b"x").offset == number + 1
-        assert not manifest_of(memory_store).snapshots
+        assert not World(memory_store).manifest().snapshots
         waiting.set()

@@ -7,25 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import FaultyStore, damage, life_path, life_store
+from tests.world import (
     LATER,
     LOG,
     NOW,
     QUICK,
     ClockStore,
-    append,
-    documents,
-    gather,
-    held,
-    manifest_of,
-    offsets,
-    place,
-    plant,
-    prune,
-    reachable,
-    roll,
+    World,
 )
-from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
 from wal3_core.log.collect.collector import Collector
@@ -63,14 +53,17 @@ def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:
 
 
 def test_plan_takes_records_below_every_cursor_and_names_the_one_that_holds(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    place(store, 19, "fast")
-    manifest = manifest_of(store)
+    world = World(store)
+    world.plant(cursor=12)
+    world.move_cursor(19, "fast")
+    manifest = world.manifest()
 
     found = plan(store)
 
-    sizes = [len(life_store(store, "a").read(path) or b"") for path in sorted(held(store)) if path.startswith("log/")]
-    by_seq_no = sorted(path[-24:] for path in held(store) if path.startswith("log/"))
+    sizes = [
+        len(life_store(store, "a").read(path) or b"") for path in sorted(world.stored()) if path.startswith("log/")
+    ]
+    by_seq_no = sorted(path[-24:] for path in world.stored() if path.startswith("log/"))
     assert len(sizes) == len(by_seq_no) == 20
     assert (found.log, found.reason) == (LOG, "cursor reader is at offset 12")
     assert (found.first.seq_no, found.first.position.offset) == (12, 12)
@@ -82,30 +75,32 @@ def test_plan_takes_records_below_every_cursor_and_names_the_one_that_holds(stor
 
 
 def test_plan_counts_the_bytes_that_the_collection_frees(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     found = plan(store)
-    before = manifest_of(store).num_bytes
+    before = world.manifest().num_bytes
 
-    gather(store)
+    world.collect()
 
-    assert manifest_of(store).num_bytes == before - found.num_bytes
+    assert world.manifest().num_bytes == before - found.num_bytes
 
 
 def test_fragment_with_a_record_that_a_cursor_needs_stays_whole(store: ObjectStore) -> None:
+    world = World(store)
     with LogWriter.open_or_create(store, LOG) as writer:
         for _ in range(3):
             writer.append_many([Message(b"x")] * 4)
-    place(store, 8)
+    world.move_cursor(8)
 
     found = plan(store)
-    gather(store)
+    world.collect()
 
     assert (found.first.seq_no, found.first.position.offset, found.num_records) == (2, 5, 4)
-    assert offsets(store) == list(range(5, 13))
+    assert world.offsets() == list(range(5, 13))
 
 
 def test_plan_changes_nothing(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    World(store).plant(cursor=12)
     before = content(store)
     collector = Collector(store, LOG, options=NOW)
 
@@ -117,7 +112,7 @@ def test_plan_changes_nothing(store: ObjectStore) -> None:
 
 
 def test_given_limit_keeps_the_records_after_it_whatever_the_cursors_say(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    World(store).plant(cursor=12)
 
     below, above = plan(store, 5), plan(store, 15)
 
@@ -126,11 +121,12 @@ def test_given_limit_keeps_the_records_after_it_whatever_the_cursors_say(store: 
 
 
 def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> None:
-    plant(store, cursor=1)
+    world = World(store)
+    world.plant(cursor=1)
     before = content(store)
 
     found = plan(store)
-    done = gather(store)
+    done = world.collect()
 
     assert found.empty
     assert (found.num_fragments, found.num_bytes, found.setsum, found.fraction) == (0, 0, EMPTY, 0)
@@ -140,7 +136,7 @@ def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> N
 
 
 def test_plan_survives_a_round_trip_through_json(memory_store: MemoryStore) -> None:
-    plant(memory_store, cursor=12)
+    World(memory_store).plant(cursor=12)
     found = plan(memory_store)
 
     again = Plan.from_json(strict_json.load(strict_json.dump(found.to_json()), what="plan", bytes_max=10_000))
@@ -152,7 +148,8 @@ def test_plan_survives_a_round_trip_through_json(memory_store: MemoryStore) -> N
 
 
 def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
-    plant(store)
+    world = World(store)
+    world.plant()
     before = beside_the_clock(store)
 
     for options in (NOW, replace(NOW, without_cursors=True)):
@@ -161,48 +158,51 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
     with pytest.raises(CollectionRefusedError, match="found none of a consumer: create one, or"):
         plan(store, 12)
     with pytest.raises(CollectionRefusedError):
-        gather(store)
+        world.collect()
 
     assert beside_the_clock(store) == before
 
 
 def test_log_without_cursors_is_collected_up_to_an_offset_where_that_is_allowed(store: ObjectStore) -> None:
-    plant(store)
+    world = World(store)
+    world.plant()
 
-    gather(store, replace(NOW, without_cursors=True), limit_offset=12)
+    world.collect(replace(NOW, without_cursors=True), limit_offset=12)
 
-    assert offsets(store) == list(range(12, 21))
+    assert world.offsets() == list(range(12, 21))
 
 
 def test_cursors_count_even_where_a_log_without_them_may_be_collected(store: ObjectStore) -> None:
-    plant(store, cursor=6)
+    world = World(store)
+    world.plant(cursor=6)
 
-    gather(store, replace(NOW, without_cursors=True), limit_offset=12)
+    world.collect(replace(NOW, without_cursors=True), limit_offset=12)
 
-    assert offsets(store) == list(range(6, 21))
+    assert world.offsets() == list(range(6, 21))
 
 
 def test_missing_log_is_not_collected(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError, match="create the log first"):
-        gather(store)
+        World(store).collect()
 
 
 def test_nothing_is_collected_while_a_cursor_cannot_be_read(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    place(store, 18, "fast")
+    world = World(store)
+    world.plant(cursor=12)
+    world.move_cursor(18, "fast")
     damage(life_store(store, "a"), "cursor/reader.json")
     before = beside_the_clock(store)
 
     with pytest.raises(CollectionRefusedError, match=r"while a cursor cannot be read: .*cursor/reader\.json"):
         plan(store)
     with pytest.raises((CollectionRefusedError, CorruptError), match="cursor/reader.json"):
-        gather(store)
+        world.collect()
 
     assert beside_the_clock(store) == before
 
 
 def test_nothing_is_collected_while_a_foreign_file_lies_among_the_cursors(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    World(store).plant(cursor=12)
     life_store(store, "a").create("cursor/readme.txt", b"not ours")
 
     with pytest.raises(CollectionRefusedError, match=r"cursor/readme\.txt"):
@@ -221,22 +221,24 @@ class TornStore(FaultyStore):
 
 def test_nothing_is_collected_when_a_page_of_cursors_is_missing(store: ObjectStore) -> None:
     """By the page that was listed, far more could be deleted."""
-    plant(store)
-    place(store, 18, "a-fast")
-    place(store, 3, "b-slow")
+    world = World(store)
+    world.plant()
+    world.move_cursor(18, "a-fast")
+    world.move_cursor(3, "b-slow")
 
-    for collecting in (plan, gather):
+    for collecting in (plan, lambda store: World(store).collect()):
         with pytest.raises(UnavailableError, match="expected the next page"):
             collecting(TornStore(store))
 
-    assert offsets(store) == list(range(1, 21))
-    assert reachable(store) == held(store)
+    assert world.offsets() == list(range(1, 21))
+    assert world.reachable() == world.stored()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: MemoryStore, number: int) -> None:
     store = memory_store
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     faulty = FaultyStore(store)
     seen = [0]
 
@@ -248,19 +250,20 @@ def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: Memo
 
     faulty.before = before
     with pytest.raises(UnavailableError, match="expected an answer"):
-        gather(faulty)
+        World(faulty).collect()
 
-    assert held(store) >= reachable(store)
+    assert world.stored() >= world.reachable()
     if number < 5:
         # For the orphans, the plan, its verification, and the announced collection.
-        assert offsets(store) == list(range(1, 21))
-    gather(store)
-    assert held(store) == reachable(store)
-    assert offsets(store) == list(range(12, 21))
+        assert world.offsets() == list(range(1, 21))
+    world.collect()
+    assert world.stored() == world.reachable()
+    assert world.offsets() == list(range(12, 21))
 
 
 def test_cursor_that_moves_back_below_the_plan_is_found_before_anything_is_announced(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     faulty = FaultyStore(store)
     listed: list[str] = []
 
@@ -269,7 +272,7 @@ def test_cursor_that_moves_back_below_the_plan_is_found_before_anything_is_annou
             listed.append(path)
         elif kind == "get" and path.endswith("MANIFEST.json") and len(listed) == 1:
             listed.append("the cursors were read")
-            place(store, 3)
+            world.move_cursor(3)
 
     faulty.before = before
     collector = Collector(faulty, LOG, options=NOW)
@@ -278,12 +281,13 @@ def test_cursor_that_moves_back_below_the_plan_is_found_before_anything_is_annou
     assert planned.first.seq_no == 12
     with pytest.raises(OutdatedPlanError, match="planned to begin at offset 12, found cursor reader at 3"):
         collector.verify(planned)
-    assert gather(store).plan.first.seq_no == 3
+    assert world.collect().plan.first.seq_no == 3
 
 
 def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    place(store, 3, "gone")
+    world = World(store)
+    world.plant(cursor=12)
+    world.move_cursor(3, "gone")
     faulty = FaultyStore(store)
 
     def before(kind: str, path: str) -> None:
@@ -299,42 +303,45 @@ def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: Object
 
 
 def test_plan_that_deletes_nearly_all_without_a_consumer_is_refused_unless_allowed(store: ObjectStore) -> None:
-    plant(store)
-    before, limited = reachable(store), CollectorOptions(interval_s=0, without_cursors=True, retry=QUICK)
+    world = World(store)
+    world.plant()
+    before, limited = world.reachable(), CollectorOptions(interval_s=0, without_cursors=True, retry=QUICK)
 
     for writers in ((), ("writer-w",)):
         for name in writers:
             CursorStore(store, LOG).create(name, LogPosition(20, 0), owner=Owner.WRITER)
         with pytest.raises(CollectionRefusedError, match=r"at most 90% .* no consumer's cursor .* found 95\.0%"):
-            gather(store, limited, limit_offset=20)
-        assert (reachable(store), documents(store)) == (before, [])
+            world.collect(limited, limit_offset=20)
+        assert (world.reachable(), world.documents()) == (before, [])
 
-    gather(store, replace(limited, fraction_max=0.96), limit_offset=20)
-    assert offsets(store) == [20]
+    world.collect(replace(limited, fraction_max=0.96), limit_offset=20)
+    assert world.offsets() == [20]
 
 
 def test_log_whose_consumer_has_read_everything_is_collected_whole(store: ObjectStore) -> None:
-    plant(store, cursor=21)
+    world = World(store)
+    world.plant(cursor=21)
 
-    gather(store, CollectorOptions(interval_s=0, retry=QUICK))
+    world.collect(CollectorOptions(interval_s=0, retry=QUICK))
 
-    assert offsets(store) == []
+    assert world.offsets() == []
 
 
 def test_log_of_which_only_a_writer_has_a_cursor_is_not_collected(store: ObjectStore) -> None:
-    plant(store)
+    world = World(store)
+    world.plant()
     CursorStore(store, LOG).create("writer-w", LogPosition(12, 0), owner=Owner.WRITER)
-    before = reachable(store)
+    before = world.reachable()
 
     with pytest.raises(CollectionRefusedError, match="found none of a consumer") as refused:
-        gather(store)
+        world.collect()
 
     assert refused.value.unclaimed
-    assert reachable(store) == before
+    assert world.reachable() == before
 
 
 def test_plan_with_a_wrong_setsum_is_refused(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    World(store).plant(cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
 
@@ -347,27 +354,29 @@ def test_plan_with_a_wrong_setsum_is_refused(store: ObjectStore) -> None:
 
 
 def test_plan_that_a_cursor_now_holds_is_refused_with_the_cursor_s_name(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
 
-    place(store, 6, "late")
+    world.move_cursor(6, "late")
 
     with pytest.raises(CollectionRefusedError, match="planned to begin at offset 12, found cursor late at 6"):
         collector.verify(found)
 
 
 def test_plan_holds_when_the_tree_was_repacked_and_grew_meanwhile(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
 
-    append(store, 4)
-    roll(store, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
+    world.append(4)
+    world.roll(SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
     collector.verify(found)
     collector.prune(collector.announce(found))
 
-    assert offsets(store) == list(range(12, 25))
+    assert world.offsets() == list(range(12, 25))
     assert scrub(store, LOG).sound
 
 
@@ -384,21 +393,22 @@ def test_objects_of_a_plan_are_exactly_what_a_later_collection_deletes(store: Ob
 
 
 def check_dry_run(store: ObjectStore, cursor: int) -> None:
-    plant(store, cursor=cursor)
+    world = World(store)
+    world.plant(cursor=cursor)
     collector = Collector(store, LOG, options=NOW)
-    before = held(store)
+    before = world.stored()
 
     named = list(collector.objects(collector.plan()))
-    done = gather(store)
+    done = world.collect()
 
     assert len(named) == len(set(named)) == sum(each.num_deleted for each in done.deleted)
-    assert before - held(store) == set(named)
-    assert held(store) == reachable(store)
-    assert offsets(store) == list(range(cursor, 21))
+    assert before - world.stored() == set(named)
+    assert world.stored() == world.reachable()
+    assert world.offsets() == list(range(cursor, 21))
 
 
 def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(store: ObjectStore) -> None:
-    plant(store, cursor=8)
+    World(store).plant(cursor=8)
     collector = Collector(store, LOG, options=NOW)
 
     named = list(collector.objects(collector.plan()))
@@ -413,34 +423,36 @@ def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(
 def test_stored_objects_are_the_reachable_ones_after_every_round_of_cursors(store: ObjectStore) -> None:
     """INV-16: compared before and after, through appends, rolls, and cursors that move at their own pace."""
     clock = ClockStore(store)
-    plant(clock, cursor=1)
-    place(clock, 1, "slow")
+    world = World(clock)
+    world.plant(cursor=1)
+    world.move_cursor(1, "slow")
     for fast, slow in ((4, 1), (11, 6), (14, 6), (25, 13), (27, 27), (41, 41)):
-        append(clock, 4)
-        roll(clock)
-        place(clock, fast)
-        place(clock, slow, "slow")
-        before, should = held(clock), reachable(clock)
+        world.append(4)
+        world.roll()
+        world.move_cursor(fast)
+        world.move_cursor(slow, "slow")
+        before, should = world.stored(), world.reachable()
 
         gone = set(Collector(clock, LOG, options=NOW).objects(plan(clock)))
         clock.pass_s(1)
-        done = gather(clock)
+        done = world.collect()
 
         # The same run collects what the rolls left over; the plan includes the snapshots that the cut replaced.
         assert sum(each.num_deleted for each in done.deleted) == len(before - should) + len(gone)
-        assert held(clock) == reachable(clock)
-        assert documents(clock) == []
-        assert offsets(clock) == list(range(min(fast, slow), manifest_of(clock).next.position.offset))
+        assert world.stored() == world.reachable()
+        assert world.documents() == []
+        assert world.offsets() == list(range(min(fast, slow), world.manifest().next.position.offset))
         assert scrub(clock, LOG).sound
-    assert held(clock) <= reachable(clock)
+    assert world.stored() <= world.reachable()
 
 
 def test_collection_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    gather(store)
+    world = World(store)
+    world.plant(cursor=12)
+    world.collect()
     before = beside_the_clock(store)
 
-    again = gather(store)
+    again = world.collect()
 
     assert again.plan.empty
     assert again.deleted == ()
@@ -449,26 +461,28 @@ def test_collection_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
 
 def test_collection_prunes_now_and_deletes_an_interval_later(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    before = held(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    before = world.stored()
 
-    first = gather(clock, LATER)
+    first = world.collect(LATER)
     assert first.wait_s == LATER.interval_s
-    assert held(clock) >= before
-    assert offsets(clock) == list(range(12, 21))
+    assert world.stored() >= before
+    assert world.offsets() == list(range(12, 21))
     clock.pass_s(LATER.interval_s)
-    second = gather(clock, LATER)
+    second = world.collect(LATER)
 
     assert second.wait_s == 0
-    assert [each.num_deleted for each in second.deleted] == [len(before) - len(before & reachable(clock))]
-    assert held(clock) == reachable(clock)
+    assert [each.num_deleted for each in second.deleted] == [len(before) - len(before & world.reachable())]
+    assert world.stored() == world.reachable()
 
 
 def test_progress_reports_every_deleted_object(store: ObjectStore) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     heard: list[int] = []
 
-    done = gather(store, progress=heard.append)
+    done = world.collect(progress=heard.append)
 
     assert heard == list(range(1, sum(each.num_deleted for each in done.deleted) + 1))
     assert len(heard) > 11
@@ -487,11 +501,12 @@ class SlowRuntime(ThreadRuntime):
 
 
 def test_deletes_are_sent_at_the_configured_rate(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    prune(store, LATER)
+    world = World(store)
+    world.plant(cursor=12)
+    world.prune(LATER)
 
     with SlowRuntime() as runtime:
-        done = gather(store, replace(NOW, deletes_per_s=4), runtime=runtime)
+        done = world.collect(replace(NOW, deletes_per_s=4), runtime=runtime)
 
     num_deleted = sum(each.num_deleted for each in done.deleted)
     assert num_deleted > 11

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import FaultyStore
+from tests.world import (
     DAY_S,
     LATER,
     LOG,
@@ -18,26 +19,13 @@ from tests.spec.collecting import (
     ClockStore,
     Crashed,
     Later,
-    announce,
-    append,
+    World,
     count_requests,
     crash,
-    delete,
-    documents,
-    gather,
-    held,
-    manifest_of,
-    offsets,
-    place,
-    plant,
     planted,
-    prune,
-    reachable,
     replant,
-    roll,
     stride,
 )
-from tests.stores import FaultyStore
 from wal3_core import (
     CursorConflictError,
     CursorStore,
@@ -75,31 +63,32 @@ if TYPE_CHECKING:
 
 def test_collector_that_loses_the_cas_deletes_nothing(store: ObjectStore) -> None:
     """Neither when the manifest keeps changing, nor when another collector overtook it."""
-    plant(store, cursor=12)
-    before = held(store)
+    world = World(store)
+    world.plant(cursor=12)
+    before = world.stored()
     faulty = FaultyStore(store)
     deleted: list[str] = []
 
     def note(kind: str, path: str) -> None:
         if kind == "delete":
             deleted.append(path)
-        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).announced is not None:
-            append(store, 1)
+        if kind == "replace" and path.endswith("MANIFEST.json") and world.manifest().announced is not None:
+            world.append(1)
 
     faulty.before = note
     with pytest.raises(UnavailableError, match="not pruned: the manifest changed 6 times over"):
-        gather(faulty, replace(NOW, rebases_max=6))
-    following = manifest_of(store).next.position.offset
+        World(faulty).collect(replace(NOW, rebases_max=6))
+    following = world.manifest().next.position.offset
     assert following > 22
     assert deleted == []
-    assert before <= held(store)
-    assert offsets(store) == list(range(1, following))
+    assert before <= world.stored()
+    assert world.offsets() == list(range(1, following))
 
-    overtaken = announce(store)
-    announce(store)
+    overtaken = world.announce()
+    world.announce()
     assert isinstance(Collector(store, LOG, options=NOW).prune(overtaken), NotPruned)
-    assert before <= held(store)
-    assert offsets(store) == list(range(1, following))
+    assert before <= world.stored()
+    assert world.offsets() == list(range(1, following))
 
 
 @pytest.mark.slow
@@ -109,85 +98,89 @@ def test_garbage_document_of_a_crashed_run_does_not_stop_the_next(store: ObjectS
 
     for number in range(25, min(requests, 60), 1 if stride(store) == 1 else 8):
         log = replant(template, store, number)
+        world = World(log)
         faulty = FaultyStore(log)
         Later(faulty, number, crash)
         with pytest.raises(Crashed):
-            gather(faulty)
-        append(log, 4)
-        roll(log, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
-        place(log, 18)
-        gather(log)
-        gather(log)
+            World(faulty).collect()
+        world.append(4)
+        world.roll(SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
+        world.move_cursor(18)
+        world.collect()
+        world.collect()
 
-        assert offsets(log) == list(range(18, 25)), f"request {number}"
-        assert documents(log) == []
+        assert world.offsets() == list(range(18, 25)), f"request {number}"
+        assert world.documents() == []
         clock = ClockStore(log)
         for _ in range(3):
-            gather(clock, LATER)
+            World(clock).collect(LATER)
             clock.pass_s(DAY_S)
-        assert held(log) == reachable(log), f"request {number}"
+        assert world.stored() == world.reachable(), f"request {number}"
 
 
 def test_many_garbage_documents_of_crashed_runs_do_not_stop_the_next(store: ObjectStore) -> None:
-    plant(store, cursor=2)
+    world = World(store)
+    world.plant(cursor=2)
     for cursor in (4, 6, 9, 12):
-        place(store, cursor)
-        announce(store)
-    assert len(documents(store)) == 4
+        world.move_cursor(cursor)
+        world.announce()
+    assert len(world.documents()) == 4
 
-    gather(store)
+    world.collect()
 
-    assert offsets(store) == list(range(12, 21))
-    assert documents(store) == []
-    assert manifest_of(store).announced is None
+    assert world.offsets() == list(range(12, 21))
+    assert world.documents() == []
+    assert world.manifest().announced is None
 
 
 def test_log_whose_fragments_were_all_rolled_into_snapshots_can_be_appended_to(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    append(clock, 8)
-    roll(clock, SnapshotOptions(fragments_per_snapshot=2, fragments_kept=0, snapshots_per_roll=2))
-    assert manifest_of(clock).fragments == ()
-    place(clock, 6)
+    world = World(clock)
+    world.append(8)
+    world.roll(SnapshotOptions(fragments_per_snapshot=2, fragments_kept=0, snapshots_per_roll=2))
+    assert world.manifest().fragments == ()
+    world.move_cursor(6)
 
     with LogWriter.open(clock, LOG) as writer:
         assert writer.append(b"behind snapshots alone").offset == 9
-        gather(clock)
+        world.collect()
         assert writer.append(b"behind the cut").offset == 10
-    roll(clock, SnapshotOptions(fragments_per_snapshot=1, fragments_kept=0, snapshots_per_roll=100))
-    assert manifest_of(clock).fragments == ()
-    place(clock, 11)
-    gather(clock)
-    append(clock, 1)
+    world.roll(SnapshotOptions(fragments_per_snapshot=1, fragments_kept=0, snapshots_per_roll=100))
+    assert world.manifest().fragments == ()
+    world.move_cursor(11)
+    world.collect()
+    world.append(1)
     clock.pass_s(1)
-    gather(clock)
+    world.collect()
 
-    assert offsets(clock) == [11]
-    assert held(clock) == reachable(clock)
+    assert world.offsets() == [11]
+    assert world.stored() == world.reachable()
 
 
 def test_two_snapshots_with_one_setsum_and_different_content_are_distinguished(store: ObjectStore) -> None:
     """The same records in other snapshots, or under another fence: deleting one must not delete the other."""
-    plant(store, cursor=1)
-    before = manifest_of(store)
+    world = World(store)
+    world.plant(cursor=1)
+    before = world.manifest()
     tops = {pointer.setsum.hexdigest() for pointer in before.snapshots}
     clock = ClockStore(store)
     Collector(clock, LOG, options=LATER).mark_orphans(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
-    rewritten = manifest_of(store)
+    rewritten = world.manifest()
     assert rewritten.fence == before.fence + 1
     old = [pointer.path for pointer in before.snapshots]
 
     rewrite(clock)
 
-    new = [pointer.path for pointer in manifest_of(store).snapshots]
+    new = [pointer.path for pointer in world.manifest().snapshots]
     assert [path.split(".")[1] for path in new] == [path.split(".")[1] for path in old]
     assert {path.split(".")[1] for path in new} == tops
     assert set(new).isdisjoint(old)
     for _ in range(3):
         clock.pass_s(DAY_S)
-        gather(clock, LATER)
-    assert set(new) <= held(store)
-    assert set(old).isdisjoint(held(store))
-    assert offsets(store) == list(range(1, 21))
+        World(clock).collect(LATER)
+    assert set(new) <= world.stored()
+    assert set(old).isdisjoint(world.stored())
+    assert world.offsets() == list(range(1, 21))
     assert scrub(store, LOG).sound
 
 
@@ -207,35 +200,37 @@ def rewrite(store: ObjectStore) -> None:
 
 
 def test_collection_of_every_record_leaves_positions_and_seq_nos_right(store: ObjectStore) -> None:
-    plant(store, cursor=21)
-    before = manifest_of(store)
+    world = World(store)
+    world.plant(cursor=21)
+    before = world.manifest()
 
-    gather(store)
+    world.collect()
 
-    after = manifest_of(store)
-    assert held(store) == set()
+    after = world.manifest()
+    assert world.stored() == set()
     assert (after.first, after.next) == (before.next, before.next)
     assert (after.setsum, after.pruned, after.epochs) == (before.setsum, before.setsum, before.epochs)
-    assert (after.num_records, after.num_bytes, offsets(store)) == (0, 0, [])
+    assert (after.num_records, after.num_bytes, world.offsets()) == (0, 0, [])
     with LogWriter.open(store, LOG) as writer:
         position = writer.append(b"after everything")
-    [pointer] = manifest_of(store).fragments
+    [pointer] = world.manifest().fragments
     assert (position.offset, pointer.seq_no) == (21, 21)
     assert position.timestamp_us >= before.next.position.timestamp_us
     with pytest.raises(GarbageCollectedError, match="from 21"):
         list(LogReader.open(store, LOG).records(20))
-    place(store, 22)
-    gather(store)
-    append(store, 2)
-    assert offsets(store) == [22, 23]
-    assert held(store) == reachable(store)
+    world.move_cursor(22)
+    world.collect()
+    world.append(2)
+    assert world.offsets() == [22, 23]
+    assert world.stored() == world.reachable()
     assert scrub(store, LOG).sound
 
 
 def test_object_that_becomes_referenced_after_it_was_listed_is_not_deleted(store: ObjectStore) -> None:
     """By a pin made between listing and deleting."""
     clock = ClockStore(store)
-    plant(clock, cursor=1)
+    world = World(clock)
+    world.plant(cursor=1)
     larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=0, snapshots_per_roll=4)
     PinStore(clock, LOG).create("audit", reason="a test")
     repack(clock, larger)
@@ -248,10 +243,10 @@ def test_object_that_becomes_referenced_after_it_was_listed_is_not_deleted(store
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 
-    delete(clock, marked.path, LATER)
+    world.delete(marked.path, LATER)
 
     assert [record.offset for record in pinned_records(clock, LOG, "again")] == list(range(1, 21))
-    assert offsets(clock) == list(range(1, 21))
+    assert world.offsets() == list(range(1, 21))
 
 
 def repack(store: ObjectStore, options: SnapshotOptions) -> None:
@@ -265,32 +260,34 @@ def repack(store: ObjectStore, options: SnapshotOptions) -> None:
 def test_copy_that_races_appends_and_collections_has_no_holes(store: ObjectStore) -> None:
     """The source grows, is rolled, and loses its records, at every one of the copy's requests."""
     template = MemoryStore(shared_runtime())
-    plant(template, cursor=1)
+    World(template).plant(cursor=1)
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
     requests = count_requests(counted, lambda: copy(LogAt(counted, LOG), LogAt(counted, "b")))
 
     for number in range(1, requests + 1, 4 * stride(store)):
         log = replant(template, store, number)
+        world = World(log)
         faulty = FaultyStore(log)
         Later(faulty, number, lambda log=log: churn(log))
 
         copied = copy(LogAt(faulty, LOG), LogAt(faulty, "b"))
 
-        found = offsets(log, log="b")
+        found = World(log, "b").offsets()
         # Pinned before the source lost records, or after.
         assert found in (list(range(1, 21)), list(range(20, 25))), f"request {number}"
         assert copied.num_records == len(found)
         assert scrub(log, "b").sound
-        assert offsets(log) == list(range(20, 25))
-        gather(log)
-        assert held(log) == reachable(log), f"request {number}"
+        assert world.offsets() == list(range(20, 25))
+        world.collect()
+        assert world.stored() == world.reachable(), f"request {number}"
 
 
 def churn(log: ObjectStore) -> None:
-    append(log, 4)
-    roll(log)
-    place(log, 20)
-    gather(log)
+    world = World(log)
+    world.append(4)
+    world.roll()
+    world.move_cursor(20)
+    world.collect()
 
 
 # ---------------------------------------------------------------------- cursors and pins created meanwhile
@@ -308,25 +305,27 @@ def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | Non
     outcomes = set()
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
+        world = World(log)
         faulty, relied = FaultyStore(log), list[int | None]()
         Later(faulty, number, lambda log=log, relied=relied: relied.append(come(log)))
         with contextlib.suppress(CollectionRefusedError):
-            gather(faulty)
+            World(faulty).collect()
         for _ in range(2):
             outcomes.add(bool(relied and relied[0]))
-            first = manifest_of(log).first.position.offset
-            assert offsets(log) == list(range(first, 21)), f"request {number}"
+            first = world.manifest().first.position.offset
+            assert world.offsets() == list(range(first, 21)), f"request {number}"
             if relied and relied[0]:
                 assert first <= relied[0], f"request {number}: {relied[0]} was promised to be held, found {first}"
-            assert held(log) >= reachable(log)
-            gather(log)
+            assert world.stored() >= world.reachable()
+            world.collect()
     if stride(store) == 1:
         assert outcomes == {True, False}, "some come in time, and some too late"
 
 
 def test_cursor_created_between_planning_and_verifying_makes_it_plan_again(store: ObjectStore) -> None:
     """As it would for a cursor created a moment later."""
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     faulty = FaultyStore(store)
     listed: list[str] = []
 
@@ -334,13 +333,13 @@ def test_cursor_created_between_planning_and_verifying_makes_it_plan_again(store
         if kind == "list" and path.endswith("/cursor/"):
             listed.append(path)
             if len(listed) == CURSOR_LISTINGS:
-                place(store, 6, "late")
+                world.move_cursor(6, "late")
 
     faulty.before = before
-    gather(faulty)
+    World(faulty).collect()
 
     assert len(listed) >= CURSOR_LISTINGS
-    assert offsets(store) == list(range(6, 21))
+    assert world.offsets() == list(range(6, 21))
 
 
 @pytest.mark.slow
@@ -379,44 +378,46 @@ def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectSto
 
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
+        world = World(log)
         faulty = FaultyStore(log)
         Later(faulty, number, lambda log=log: PinStore(log, LOG).create("audit", reason="a test"))
-        gather(faulty)
-        gather(log)
+        World(faulty).collect()
+        world.collect()
 
         pin = PinStore(log, LOG).load("audit")
         if pin is not None:
             first = pin.manifest.first.position.offset
             found = [record.offset for record in pinned_records(log, LOG, "audit")]
             assert found == list(range(first, 21)), f"request {number}"
-        assert offsets(log) == list(range(12, 21))
+        assert world.offsets() == list(range(12, 21))
 
 
 @pytest.mark.slow
 def test_collection_while_a_cursor_is_created_deletes_no_records_promised_to_it(store: ObjectStore) -> None:
     """The reverse: a collection, up to each of its steps, at each request of the cursor's creation."""
     template = MemoryStore(shared_runtime())
-    plant(template, cursor=12)
+    World(template).plant(cursor=12)
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
-    requests = count_requests(counted, lambda: place(counted, 6, "late"))
+    requests = count_requests(counted, lambda: World(counted).move_cursor(6, "late"))
     assert requests >= 4
 
-    for index, action in enumerate((announce, prune, gather)):
+    for index, action in enumerate((World.announce, World.prune, World.collect)):
         for number in range(1, requests + 1):
             log = replant(template, store, 100 * index + number)
+            world = World(log)
             faulty = FaultyStore(log)
-            happening = Later(faulty, number, lambda log=log, action=action: action(log))
+            happening = Later(faulty, number, lambda log=log, action=action: action(World(log)))
             held_back = True
             try:
-                place(faulty, 6, "late")
+                World(faulty).move_cursor(6, "late")
             except GarbageCollectedError:
                 held_back = False
             assert happening.happened
-            gather(log)
-            gather(log)
+            world.collect()
+            world.collect()
             first = 6 if held_back else 12
-            assert offsets(log) == list(range(first, 21)), f"{action.__name__} at request {number}"
-            assert held(log) == reachable(log)
+            assert world.offsets() == list(range(first, 21)), f"{action.__name__} at request {number}"
+            assert world.stored() == world.reachable()
 
 
 @pytest.mark.slow
@@ -425,11 +426,12 @@ def test_append_acknowledged_during_a_collection_is_kept(store: ObjectStore) -> 
 
     for number in range(1, requests + 1, 2 * stride(store)):
         log = replant(template, store, number)
+        world = World(log)
         faulty = FaultyStore(log)
         with LogWriter.open(log, LOG, options=UNROLLED) as writer:
             Later(faulty, number, lambda writer=writer: writer.append(b"during"))
-            gather(faulty)
+            World(faulty).collect()
             after = writer.append(b"after").offset
-        assert offsets(log) == list(range(12, after + 1)), f"request {number}"
-        gather(log)
-        assert held(log) == reachable(log)
+        assert world.offsets() == list(range(12, after + 1)), f"request {number}"
+        world.collect()
+        assert world.stored() == world.reachable()

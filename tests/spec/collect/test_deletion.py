@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import FaultyStore, damage, life_path, life_store
+from tests.world import (
     DAY_S,
     LATER,
     LOG,
@@ -16,27 +17,12 @@ from tests.spec.collecting import (
     ClockStore,
     Crashed,
     Later,
-    abandon_cursor,
-    announce,
-    append,
+    World,
     count_requests,
     crash,
-    delete,
-    documents,
-    every_pointer,
-    gather,
-    held,
-    manifest_of,
-    offsets,
-    place,
-    plant,
-    prune,
-    reachable,
     replant,
-    roll,
     stride,
 )
-from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, MemoryStore, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.collector import Collector
@@ -68,22 +54,23 @@ def write(store: ObjectStore, garbage: Garbage) -> str:
 def test_nothing_is_deleted_before_the_interval_has_passed_by_the_store_s_clock(store: ObjectStore) -> None:
     """INV-15."""
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    before, pruned_us = held(clock), clock.now_us
-    path = prune(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    before, pruned_us = world.stored(), clock.now_us
+    path = world.prune()
 
     for passed_s in (0, 1, DAY_S - 2):
         clock.pass_s(passed_s)
         waited_s = (clock.now_us - pruned_us) / US_PER_S
-        assert delete(clock, path, LATER) == DeletionReport(path=path, wait_s=DAY_S - waited_s)
-        assert held(clock) >= before
+        assert world.delete(path, LATER) == DeletionReport(path=path, wait_s=DAY_S - waited_s)
+        assert world.stored() >= before
     clock.pass_s(1)
 
-    done = delete(clock, path, LATER)
+    done = world.delete(path, LATER)
     assert done.finished
-    assert done.num_deleted == len(before - reachable(clock))
-    assert held(clock) == reachable(clock)
-    assert documents(clock) == []
+    assert done.num_deleted == len(before - world.reachable())
+    assert world.stored() == world.reachable()
+    assert world.documents() == []
 
 
 class LateRuntime(ThreadRuntime):
@@ -94,68 +81,73 @@ class LateRuntime(ThreadRuntime):
 
 
 def test_a_process_whose_clock_is_a_year_ahead_waits_as_long_as_any_other(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    before = held(store)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    before = world.stored()
+    path = world.prune()
 
     with LateRuntime() as runtime:
         done = Deleter(store, LOG, options=LATER, runtime=runtime).delete(path)
 
     assert done.num_deleted == 0
     assert done.wait_s > DAY_S / 2
-    assert held(store) >= before
+    assert world.stored() >= before
 
 
 def test_interval_begins_when_the_log_is_pruned_and_not_when_that_is_announced(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = announce(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    path = world.announce()
     clock.pass_s(DAY_S)
     Collector(clock, LOG, options=NOW).prune(path)
 
-    assert delete(clock, path, LATER).wait_s == DAY_S
+    assert world.delete(path, LATER).wait_s == DAY_S
 
     clock.pass_s(DAY_S / 2)
     Collector(clock, LOG, options=NOW).resume_all()
-    assert delete(clock, path, LATER).wait_s == DAY_S / 2
+    assert world.delete(path, LATER).wait_s == DAY_S / 2
 
 
 def test_objects_that_were_only_announced_are_not_deleted(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = announce(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    path = world.announce()
     clock.pass_s(2 * DAY_S)
 
     with pytest.raises(InvalidRequestError, match=f"expected {path} to be pruned before it is deleted"):
-        delete(clock, path, LATER)
+        world.delete(path, LATER)
 
-    assert offsets(clock) == list(range(1, 21))
+    assert world.offsets() == list(range(1, 21))
 
 
 def test_nothing_is_deleted_when_the_store_does_not_give_its_time(memory_store: MemoryStore) -> None:
-    plant(memory_store, cursor=12)
-    path = prune(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=12)
+    path = world.prune()
     faulty = FaultyStore(memory_store)
     faulty.fail("create", "gc/CLOCK", "unknown", times=9)
 
     with pytest.raises(UnavailableError, match="gc/CLOCK could not be written to learn the store's time"):
-        delete(faulty, path, LATER)
+        World(faulty).delete(path, LATER)
 
-    assert held(memory_store) > reachable(memory_store)
+    assert world.stored() > world.reachable()
 
 
 def test_store_time_that_could_not_be_refreshed_makes_the_wait_longer(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
+    world = World(clock)
+    world.plant(cursor=12)
     Deleter(clock, LOG).store_now_us()
-    path = prune(clock)
+    path = world.prune()
     clock.pass_s(2 * DAY_S)
 
     clock.fail("replace", "gc/CLOCK", "unknown")
-    assert delete(clock, path, LATER).wait_s == DAY_S
-    assert held(clock) > reachable(clock)
+    assert world.delete(path, LATER).wait_s == DAY_S
+    assert world.stored() > world.reachable()
 
-    assert delete(clock, path, LATER).finished
+    assert world.delete(path, LATER).finished
 
 
 # ---------------------------------------------------------------------- what
@@ -163,11 +155,10 @@ def test_store_time_that_could_not_be_refreshed_makes_the_wait_longer(store: Obj
 
 def test_document_that_names_objects_of_the_log_deletes_none_of_them(store: ObjectStore) -> None:
     """INV-16: the document's content is not trusted."""
-    plant(store, cursor=12)
-    manifest, before = manifest_of(store), held(store)
-    snapshots = tuple(
-        pointer for pointer in every_pointer(store, manifest.pointers) if isinstance(pointer, SnapshotPointer)
-    )
+    world = World(store)
+    world.plant(cursor=12)
+    manifest, before = world.manifest(), world.stored()
+    snapshots = tuple(pointer for pointer in world.pointers(manifest.pointers) if isinstance(pointer, SnapshotPointer))
     lie = Garbage(
         generation=1,
         token="f" * 16,
@@ -180,48 +171,50 @@ def test_document_that_names_objects_of_the_log_deletes_none_of_them(store: Obje
         pruned=True,
     )
 
-    done = delete(store, write(store, lie))
+    done = world.delete(write(store, lie))
 
     assert done.num_deleted == 0
     assert done.num_held > 0
     assert not done.finished
-    assert held(store) == before
+    assert world.stored() == before
     assert scrub(store, LOG).sound
 
 
 def test_withdrawn_collection_deletes_nothing_though_its_document_says_pruned(
     store: ObjectStore,
 ) -> None:
-    plant(store, cursor=18)
-    path = announce(store)
-    abandon_cursor(store, "late", 12)
+    world = World(store)
+    world.plant(cursor=18)
+    path = world.announce()
+    world.abandon_cursor("late", 12)
     Collector(store, LOG, options=NOW).prune(path)
     [withdrawn] = Deleter(store, LOG).pending()
-    gather(store)
+    world.collect()
 
-    done = delete(store, write(store, replace(withdrawn, token="f" * 16, pruned=True)))
+    done = world.delete(write(store, replace(withdrawn, token="f" * 16, pruned=True)))
 
     assert done.num_held > 0
-    assert offsets(store) == list(range(12, 21))
-    assert held(store) == reachable(store)
+    assert world.offsets() == list(range(12, 21))
+    assert world.stored() == world.reachable()
 
 
 def test_snapshots_are_deleted_after_the_objects_they_hold(store: ObjectStore) -> None:
     """Until then they list what is left to delete."""
-    plant(store, cursor=18)
+    world = World(store)
+    world.plant(cursor=18)
     below = {
-        pointer.path: {each.path for each in every_pointer(store, [pointer])} - {pointer.path}
-        for pointer in every_pointer(store, manifest_of(store).pointers)
+        pointer.path: {each.path for each in world.pointers([pointer])} - {pointer.path}
+        for pointer in world.pointers(world.manifest().pointers)
         if isinstance(pointer, SnapshotPointer)
     }
-    dropped = {pointer.path: set(below[pointer.path]) for pointer in manifest_of(store).pointers[:4]}
-    path = prune(store)
+    dropped = {pointer.path: set(below[pointer.path]) for pointer in world.manifest().pointers[:4]}
+    path = world.prune()
     faulty = FaultyStore(store)
     gone: list[str] = []
     inside = life_path(store, LOG, "")
     faulty.before = lambda kind, path: gone.append(path.removeprefix(inside)) if kind == "delete" else None
 
-    delete(faulty, path)
+    World(faulty).delete(path)
 
     for snapshot, under in below.items():
         if any(snapshot == top or snapshot in held_by for top, held_by in dropped.items()):
@@ -231,43 +224,45 @@ def test_snapshots_are_deleted_after_the_objects_they_hold(store: ObjectStore) -
 
 def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_record(store: ObjectStore) -> None:
     """Either its creation is unfinished or something is wrong, so an operator must look before anything is lost."""
-    plant(store, cursor=12)
-    path = announce(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.announce()
     faulty = FaultyStore(store)
 
     def before(kind: str, path: str) -> None:
         if kind == "replace" and path.endswith("MANIFEST.json"):
             faulty.before = lambda _kind, _path: None
-            abandon_cursor(store, "late", 6)
+            world.abandon_cursor("late", 6)
 
     faulty.before = before
     Collector(faulty, LOG, options=NOW).prune(path)
-    pruned = held(store)
-    assert manifest_of(store).first.seq_no == 12
+    pruned = world.stored()
+    assert world.manifest().first.seq_no == 12
 
     with pytest.raises(CollectionRefusedError, match="while cursors lie below its first offset, 12: {'late': 6}"):
-        delete(store, path)
-    assert held(store) == pruned
+        world.delete(path)
+    assert world.stored() == pruned
 
     CursorStore(store, LOG).delete("late")
-    assert delete(store, path).finished
-    assert held(store) == reachable(store)
+    assert world.delete(path).finished
+    assert world.stored() == world.reachable()
 
 
 @pytest.mark.parametrize("path", ["cursor/reader.json", "pin/audit.json"])
 def test_nothing_is_deleted_while_a_cursor_or_a_pin_cannot_be_read(store: ObjectStore, path: str) -> None:
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     PinStore(store, LOG).create("audit", reason="a test")
-    garbage = prune(store)
+    garbage = world.prune()
     PinStore(store, LOG).delete("audit")
     PinStore(store, LOG).create("audit", reason="a test")
     damage(life_store(store, "a"), path)
-    before = held(store)
+    before = world.stored()
 
     with pytest.raises((CorruptError, CollectionRefusedError), match=path):
-        delete(store, garbage)
+        world.delete(garbage)
 
-    assert held(store) == before
+    assert world.stored() == before
 
 
 # ---------------------------------------------------------------------- pins
@@ -276,59 +271,62 @@ def test_nothing_is_deleted_while_a_cursor_or_a_pin_cannot_be_read(store: Object
 def test_pinned_objects_are_held_and_deleted_after_the_pin_is_removed(
     store: ObjectStore,
 ) -> None:
-    plant(store, cursor=6)
-    gather(store)
-    pinned = reachable(store)
+    world = World(store)
+    world.plant(cursor=6)
+    world.collect()
+    pinned = world.reachable()
     PinStore(store, LOG).create("audit", reason="a test")
-    place(store, 18)
+    world.move_cursor(18)
 
-    first = gather(store)
-    second = gather(store)
+    first = world.collect()
+    second = world.collect()
 
-    assert held(store) == pinned | reachable(store)
+    assert world.stored() == pinned | world.reachable()
     assert sum(each.num_held for each in first.deleted) > 0
     assert [each.num_deleted for each in second.deleted] == [0]
     assert [record.offset for record in pinned_records(store, LOG, "audit")] == list(range(6, 21))
-    assert len(documents(store)) == 1
+    assert len(world.documents()) == 1
 
     PinStore(store, LOG).delete("audit")
-    third = gather(store)
+    third = world.collect()
 
     assert sum(each.num_held for each in third.deleted) == 0
-    assert held(store) == reachable(store)
-    assert documents(store) == []
+    assert world.stored() == world.reachable()
+    assert world.documents() == []
 
 
 def test_snapshot_stays_as_long_as_a_pin_holds_a_fragment_below_it(store: ObjectStore) -> None:
     """The pin does not refer to the snapshot, but without it nothing lists what is left to delete."""
-    append(store, 20)
+    world = World(store)
+    world.append(20)
     PinStore(store, LOG).create("audit", reason="before the fragments went into snapshots")
-    roll(store)
-    place(store, 18)
-    before = {pointer.path for pointer in manifest_of(store).snapshots}
-    path = prune(store)
+    world.roll()
+    world.move_cursor(18)
+    before = {pointer.path for pointer in world.manifest().snapshots}
+    path = world.prune()
 
-    first = delete(store, path)
+    first = world.delete(path)
 
     assert first.num_held > 0
-    assert {pointer.path for pointer in manifest_of(store).snapshots}.isdisjoint(before)
-    assert len(before & held(store)) == len(before) - 1
+    assert {pointer.path for pointer in world.manifest().snapshots}.isdisjoint(before)
+    assert len(before & world.stored()) == len(before) - 1
     PinStore(store, LOG).delete("audit")
-    assert delete(store, path).finished
-    assert held(store) == reachable(store)
+    assert world.delete(path).finished
+    assert world.stored() == world.reachable()
 
 
 def test_pin_holds_its_own_objects_and_no_others(store: ObjectStore) -> None:
-    plant(store)
+    world = World(store)
+    world.plant()
     PinStore(store, LOG).create("audit", reason="a test")
-    pinned = reachable(store)
-    append(store, 10)
-    place(store, 29)
+    pinned = world.reachable()
+    world.append(10)
+    world.move_cursor(29)
 
-    gather(store)
+    world.collect()
 
-    assert held(store) == pinned | reachable(store)
-    assert offsets(store) == [29, 30]
+    assert world.stored() == pinned | world.reachable()
+    assert world.offsets() == [29, 30]
 
 
 # ---------------------------------------------------------------------- again
@@ -337,57 +335,63 @@ def test_pin_holds_its_own_objects_and_no_others(store: ObjectStore) -> None:
 @pytest.mark.slow
 def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
-    plant(template, cursor=18)
-    path = prune(template)
+    template_world = World(template)
+    template_world.plant(cursor=18)
+    path = template_world.prune()
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
-    requests = count_requests(counted, lambda: delete(counted, path))
+    requests = count_requests(counted, lambda: World(counted).delete(path))
     assert requests > 40
 
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
+        log_world = World(log)
         faulty = FaultyStore(log)
         Later(faulty, number, crash)
         with pytest.raises(Crashed):
-            delete(faulty, path)
-        assert held(log) >= reachable(log)
+            World(faulty).delete(path)
+        assert log_world.stored() >= log_world.reachable()
         # The rest of it is not treated as orphans, though part of what leads to it is gone.
         deleter = Deleter(log, LOG, options=NOW)
         assert deleter.orphans(deleter.pending()) == []
-        assert delete(log, path).finished
-        assert held(log) == reachable(log), f"request {number}"
-        assert documents(log) == []
+        assert log_world.delete(path).finished
+        assert log_world.stored() == log_world.reachable(), f"request {number}"
+        assert log_world.documents() == []
 
 
 @pytest.mark.slow
 def test_two_deletions_at_once_finish_both(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
-    plant(template, cursor=18)
-    path = prune(template)
+    template_world = World(template)
+    template_world.plant(cursor=18)
+    path = template_world.prune()
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
-    requests = count_requests(counted, lambda: delete(counted, path))
+    requests = count_requests(counted, lambda: World(counted).delete(path))
 
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
+        log_world = World(log)
         faulty = FaultyStore(log)
-        Later(faulty, number, lambda log=log: delete(log, path))
-        done = delete(faulty, path)
+        Later(faulty, number, lambda log=log: World(log).delete(path))
+        done = World(faulty).delete(path)
         assert done.finished, f"request {number}"
-        assert held(log) == reachable(log)
-        assert documents(log) == []
+        assert log_world.stored() == log_world.reachable()
+        assert log_world.documents() == []
 
 
 def test_deletion_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    path = prune(store)
-    assert delete(store, path).num_deleted > 0
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
+    assert world.delete(path).num_deleted > 0
 
-    assert delete(store, path) == DeletionReport(path=path)
+    assert world.delete(path) == DeletionReport(path=path)
     assert Deleter(store, LOG).wait_s(path) == CollectorOptions().interval_s
 
 
 def test_document_stays_until_all_its_parts_are_done(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
     deleter = Deleter(store, LOG, options=NOW)
     garbage = deleter.due(path)
     assert isinstance(garbage, Garbage)
@@ -396,26 +400,27 @@ def test_document_stays_until_all_its_parts_are_done(store: ObjectStore) -> None
 
     first = deleter.delete_part(path, replace(whole, dropped=whole.dropped[:1], replaced=()))
     assert first.num_deleted == 7
-    assert documents(store) == [path]
+    assert world.documents() == [path]
     second = deleter.delete_part(path, replace(whole, dropped=whole.dropped[1:]))
     done = deleter.finish(path, [first, second])
 
     assert done.finished
     assert done.num_deleted == first.num_deleted + second.num_deleted
-    assert held(store) == reachable(store)
-    assert documents(store) == []
+    assert world.stored() == world.reachable()
+    assert world.documents() == []
 
 
 def test_documents_are_distinguished_from_the_clock_and_a_foreign_file_is_an_error(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
     Deleter(store, LOG).store_now_us()
 
-    assert [garbage.path for garbage in Deleter(store, LOG).pending()] == documents(store) == [path]
+    assert [garbage.path for garbage in Deleter(store, LOG).pending()] == world.documents() == [path]
 
     life_store(store, "a").create("gc/notes.txt", b"not ours")
     with pytest.raises(CorruptError, match=r"gc/notes\.txt.*: expected gc/GARBAGE"):
-        gather(store)
+        world.collect()
 
 
 # ---------------------------------------------------------------------- damage
@@ -427,55 +432,60 @@ def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:
     assert found is not None
     top = Garbage.from_bytes(found, what=path).dropped[0]
     assert isinstance(top, SnapshotPointer)
-    leaf = next(each for each in every_pointer(store, [top]) if isinstance(each, SnapshotPointer) and each.depth == 1)
+    leaf = next(each for each in World(store).pointers([top]) if isinstance(each, SnapshotPointer) and each.depth == 1)
     return leaf.path, top.path
 
 
 def test_damaged_snapshot_is_reported_and_the_rest_is_deleted(store: ObjectStore) -> None:
-    plant(store, cursor=12)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
     leaf, _ = leaf_of(store, path)
     damage(life_store(store, "a"), leaf)
 
-    done = delete(store, path)
+    done = world.delete(path)
 
     [problem] = done.problems
     assert leaf in problem
     assert not done.finished
-    assert documents(store) == [path]
-    assert leaf in held(store)
-    assert len([each for each in held(store) - reachable(store) if each.startswith("log/")]) == 2
+    assert world.documents() == [path]
+    assert leaf in world.stored()
+    assert len([each for each in world.stored() - world.reachable() if each.startswith("log/")]) == 2
 
 
 def test_damaged_snapshot_is_reported_as_long_as_it_is_stored(store: ObjectStore) -> None:
     """Its holder stays: without it, the next run would consider everything below gone and delete the document."""
-    plant(store, cursor=12)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
     leaf, top = leaf_of(store, path)
     damage(life_store(store, "a"), leaf)
 
-    first, second = delete(store, path), delete(store, path)
+    first, second = world.delete(path), world.delete(path)
 
-    assert top in held(store)
+    assert top in world.stored()
     assert second.problems == first.problems
-    assert documents(store) == [path]
+    assert world.documents() == [path]
 
 
 def test_objects_below_a_lost_snapshot_are_found_as_orphans(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = prune(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    path = world.prune()
     leaf, _ = leaf_of(clock, path)
     life_store(clock, "a").delete(leaf)
 
-    assert delete(clock, path).finished
-    assert len(held(clock) - reachable(clock)) == 2
-    gather(clock)
+    assert world.delete(path).finished
+    assert len(world.stored() - world.reachable()) == 2
+    world.collect()
 
-    assert held(clock) == reachable(clock)
+    assert world.stored() == world.reachable()
 
 
 def test_deletion_whose_pause_is_over_while_it_looks_at_the_clock_goes_on(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
+
     class Stepping(ThreadRuntime):
         """Its clock passes 0.7 s with each look."""
 
@@ -488,8 +498,8 @@ def test_deletion_whose_pause_is_over_while_it_looks_at_the_clock_goes_on(memory
         def sleep(self, seconds: float) -> None:
             assert seconds >= 0
 
-    plant(memory_store, cursor=12)
-    path = prune(memory_store)
+    world.plant(cursor=12)
+    path = world.prune()
     with Stepping() as runtime:
         options = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1, retry=QUICK)
         deleted = Deleter(memory_store, LOG, options=options, runtime=runtime).delete(path)

@@ -8,23 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import FaultyStore
+from tests.world import (
     DAY_S,
     LATER,
     LOG,
     NOW,
     ClockStore,
-    announce,
-    append,
-    documents,
-    gather,
-    held,
-    place,
-    plant,
-    prune,
-    reachable,
+    World,
 )
-from tests.stores import FaultyStore
 from wal3_core import PinStore, StoreDeniedError, destroy
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
@@ -53,66 +45,71 @@ class Full:
 
 def test_garbage_that_is_due_is_deleted_from_a_full_store(memory_store: MemoryStore) -> None:
     clock = ClockStore(memory_store)
-    plant(clock, cursor=12)
-    prune(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    world.prune()
     clock.pass_s(DAY_S)
     # What was written last shows that a day has passed.
-    append(clock, 1)
+    world.append(1)
     Full(clock)
 
-    [deleted] = gather(clock, replace(LATER, orphans_max=0)).deleted
+    [deleted] = world.collect(replace(LATER, orphans_max=0)).deleted
 
     assert deleted.finished
-    assert held(clock) == reachable(clock)
-    assert documents(clock) == []
+    assert world.stored() == world.reachable()
+    assert world.documents() == []
 
 
 def test_garbage_is_not_deleted_early_because_a_full_store_does_not_give_its_time(memory_store: MemoryStore) -> None:
     clock = ClockStore(memory_store)
-    plant(clock, cursor=12)
-    path = prune(clock)
+    world = World(clock)
+    world.plant(cursor=12)
+    path = world.prune()
     clock.pass_s(DAY_S - 1)
-    append(clock, 1)
+    world.append(1)
     clock.pass_s(DAY_S)
     Full(clock)
 
     assert Deleter(clock, LOG, options=LATER).delete(path).wait_s == 1
-    assert held(clock) > reachable(clock)
+    assert world.stored() > world.reachable()
 
 
 def test_interval_of_0_needs_no_time_of_a_full_store(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
-    plant(store, cursor=12)
-    prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    world.prune()
     Full(store)
 
-    [deleted] = gather(store, replace(NOW, orphans_max=0)).deleted
+    [deleted] = world.collect(replace(NOW, orphans_max=0)).deleted
 
     assert deleted.finished
-    assert held(store) == reachable(store)
+    assert world.stored() == world.reachable()
 
 
 def test_collection_a_full_store_cut_short_is_finished_after_what_is_due_is_deleted(
     memory_store: MemoryStore,
 ) -> None:
     store = FaultyStore(memory_store)
-    plant(store, cursor=6)
-    prune(store)
-    place(store, 12)
-    announce(store)
+    world = World(store)
+    world.plant(cursor=6)
+    world.prune()
+    world.move_cursor(12)
+    world.announce()
     Full(store, until_deleted=True)
 
-    assert all(each.finished for each in gather(store, replace(NOW, orphans_max=0)).deleted)
-    gather(store, replace(NOW, orphans_max=0))
+    assert all(each.finished for each in world.collect(replace(NOW, orphans_max=0)).deleted)
+    world.collect(replace(NOW, orphans_max=0))
 
-    assert held(store) == reachable(store)
-    assert documents(store) == []
+    assert world.stored() == world.reachable()
+    assert world.documents() == []
 
 
 def test_destroy_of_a_log_in_a_full_store_begins_with_its_garbage(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
-    plant(store, cursor=12)
-    prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    world.prune()
     Full(store, until_deleted=True)
 
     destroy(store, LOG)
@@ -122,10 +119,11 @@ def test_destroy_of_a_log_in_a_full_store_begins_with_its_garbage(memory_store: 
 
 def test_destroy_of_a_log_in_a_full_store_begins_with_what_an_earlier_life_left(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
-    append(store, 1)
+    world = World(store)
+    world.append(1)
     [left] = [meta.path for meta in store.list_objects(f"{LOG}/Life=")]
     destroy(store, LOG)
-    append(store, 1)
+    world.append(1)
     store.create(left, b"late")
     Full(store, until_deleted=True)
 
@@ -137,20 +135,21 @@ def test_destroy_of_a_log_in_a_full_store_begins_with_what_an_earlier_life_left(
 @pytest.mark.parametrize("marked", [False, True])
 def test_destroy_that_finds_no_space_leaves_every_object_of_the_log(memory_store: MemoryStore, *, marked: bool) -> None:
     store = FaultyStore(memory_store)
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     if marked:
-        prune(store)
-    before = reachable(store)
+        world.prune()
+    before = world.reachable()
     PinStore(store, LOG).create("audit", reason="a test")
     Full(store)
 
     with pytest.raises(StoreDeniedError, match="no space left"):
         destroy(store, LOG, also_pinned=True)
 
-    assert reachable(store) == before
-    assert held(store) >= before
+    assert world.reachable() == before
+    assert world.stored() >= before
     store.before = lambda _kind, _path: None
-    append(store, 1)
+    world.append(1)
 
 
 def test_local_store_without_space_names_what_it_cannot_write_and_still_deletes(

@@ -10,8 +10,8 @@ import pytest
 
 from tests.built_logs import Builder
 from tests.large_logs import Grower, reachable, stored
-from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import World
 from wal3_core import LogError, LogReader, LogWriter
 from wal3_core.log.collect.collector import CollectionReport, Collector, MarkedGarbage, collect
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
@@ -47,7 +47,7 @@ def left_behind(store: ObjectStore) -> set[str]:
 def check_exact(store: ObjectStore, offset: int) -> None:
     """The stored objects are those the manifest refers to, from the fragment at the offset to the last one."""
     present = set(stored(store))
-    following = manifest_of(store).next.seq_no
+    following = World(store).manifest().next.seq_no
 
     assert present == reachable(store)
     assert sorted(fragment_seq_no(path) for path in present if path.startswith("log/")) == list(
@@ -155,7 +155,7 @@ def test_log_that_is_appended_to_continuously_is_pruned_nevertheless(memory_stor
 
     assert len(appended) > 2
     assert isinstance(outcome, MarkedGarbage)
-    assert manifest_of(memory_store).first.position.offset == 150
+    assert World(memory_store).manifest().first.position.offset == 150
 
 
 @pytest.mark.slow

@@ -8,24 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import CountingStore, life_store
+from tests.world import (
     DAY_S,
     LATER,
     LOG,
     NOW,
     ClockStore,
-    announce,
-    append,
-    documents,
-    gather,
-    held,
-    manifest_of,
-    place,
-    plant,
-    prune,
-    reachable,
+    World,
 )
-from tests.stores import CountingStore, life_store
 from wal3_core import PinStore
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
@@ -50,16 +41,17 @@ PROMPT = replace(LATER, orphans_max=0)
 
 def pile_up(store: ObjectStore, count: int) -> None:
     """Leave ``count`` waiting documents of one fragment each, and one more fragment to collect."""
-    append(store, count + 2)
+    world = World(store)
+    world.append(count + 2)
     for offset in range(2, count + 2):
-        place(store, offset)
-        gather(store, PROMPT)
-    place(store, count + 2)
+        world.move_cursor(offset)
+        world.collect(PROMPT)
+    world.move_cursor(count + 2)
 
 
 def requests(store: ObjectStore) -> Counter[str]:
     counting = CountingStore(store)
-    gather(counting, LATER)
+    World(counting).collect(LATER)
     return counting.requests
 
 
@@ -69,18 +61,19 @@ def left_in(store: ObjectStore) -> set[str]:
 
 
 def test_collection_costs_the_same_however_many_documents_wait(store: ObjectStore) -> None:
+    world = World(store)
     pile_up(store, 1)
     few = requests(store)
     for offset in range(4, 34):
-        append(store, 1)
-        place(store, offset - 1)
-        gather(store, PROMPT)
-    append(store, 1)
-    place(store, 33)
+        world.append(1)
+        world.move_cursor(offset - 1)
+        world.collect(PROMPT)
+    world.append(1)
+    world.move_cursor(33)
 
     many = requests(store)
 
-    assert len(documents(store)) == 32
+    assert len(world.documents()) == 32
     # The clock exists by now: it is replaced, not created.
     assert many.total() == few.total()
     assert many["list"] == few["list"]
@@ -96,32 +89,37 @@ def test_a_list_of_what_waits_shows_no_empty_object(memory_store: MemoryStore) -
 
     metas = list(objects.list_objects(""))
 
-    assert {mark_path(path) for path in documents(memory_store)} | {deleted_path(token)} <= {m.path for m in metas}
+    assert {mark_path(path) for path in World(memory_store).documents()} | {deleted_path(token)} <= {
+        m.path for m in metas
+    }
     assert [meta.path for meta in metas if not meta.size] == []
 
 
 def test_empty_marks_of_earlier_versions_count(store: ObjectStore) -> None:
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = prune(clock, LATER)
+    world = World(clock)
+    world.plant(cursor=12)
+    path = world.prune(LATER)
     life_store(clock, LOG).delete(mark_path(path))
     assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
     asked = CountingStore(clock)
 
-    assert [each.wait_s for each in gather(asked, PROMPT).deleted] == [DAY_S]
+    assert [each.wait_s for each in World(asked).collect(PROMPT).deleted] == [DAY_S]
     clock.pass_s(DAY_S)
-    gather(clock, PROMPT)
+    world.collect(PROMPT)
     assert left_in(store) == set()
 
 
 def test_many_due_documents_are_deleted_after_one_check_of_references(store: ObjectStore) -> None:
+    world = World(store)
     clock = ClockStore(store)
+    clock_world = World(clock)
     pile_up(clock, 12)
     clock.pass_s(DAY_S)
-    asked, life = Counter[tuple[str, str]](), f"Life={manifest_of(clock).log_id}"
+    asked, life = Counter[tuple[str, str]](), f"Life={clock_world.manifest().log_id}"
     clock.before = lambda kind, path: asked.update([(kind, path.rpartition(f"{life}/")[2])])
 
-    done = gather(clock, PROMPT)
+    done = clock_world.collect(PROMPT)
 
     assert sum(deleted.num_deleted for deleted in done.deleted) == 12
     # To delete; to plan, to verify, and for the announced collection.
@@ -129,72 +127,79 @@ def test_many_due_documents_are_deleted_after_one_check_of_references(store: Obj
     assert asked["list", "pin/"] == 1
     assert (asked["list", "gc/"], asked["head", "gc/CLOCK"]) == (1, 1)
     clock.pass_s(DAY_S)
-    gather(clock, LATER)
+    clock_world.collect(LATER)
     assert left_in(store) == set()
-    assert held(store) == reachable(store)
+    assert world.stored() == world.reachable()
 
 
 def test_document_without_its_mark_is_read_and_gets_one(store: ObjectStore) -> None:
     """The collector died between marking the document and creating its mark."""
+    world = World(store)
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = prune(clock, LATER)
+    clock_world = World(clock)
+    clock_world.plant(cursor=12)
+    path = clock_world.prune(LATER)
     life_store(clock, LOG).delete(mark_path(path))
 
-    done = gather(clock, PROMPT)
+    done = clock_world.collect(PROMPT)
 
     assert [(deleted.path, deleted.wait_s) for deleted in done.deleted] == [(path, DAY_S)]
     assert left_in(store) == {path, mark_path(path)}
     clock.pass_s(DAY_S)
-    gather(clock, LATER)
+    clock_world.collect(LATER)
     assert left_in(store) == set()
-    assert held(store) == reachable(store)
+    assert world.stored() == world.reachable()
 
 
 def test_mark_left_behind_by_its_document_is_removed(store: ObjectStore) -> None:
     """The mark arrived late, or the deleter died after deleting the document and before deleting the mark."""
-    plant(store, cursor=12)
-    path = prune(store)
+    world = World(store)
+    world.plant(cursor=12)
+    path = world.prune()
     Deleter(store, LOG, options=NOW).delete(path)
     assert isinstance(life_store(store, LOG).create(mark_path(path), b""), Done)
 
-    gather(store)
+    world.collect()
 
     assert left_in(store) == set()
 
 
 def test_mark_beside_an_unmarked_document_is_read_once_and_deletes_nothing(store: ObjectStore) -> None:
+    world = World(store)
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = announce(clock, LATER)
+    clock_world = World(clock)
+    clock_world.plant(cursor=12)
+    path = clock_world.announce(LATER)
     assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
     clock.pass_s(2 * DAY_S)
-    before = held(clock)
+    before = clock_world.stored()
 
-    done = gather(clock, PROMPT)
+    done = clock_world.collect(PROMPT)
     [problem] = [problem for deleted in done.deleted for problem in deleted.problems]
     assert f"expected {path} to be pruned before it is deleted, found it was not: collect again" in problem
-    assert held(clock) >= before
+    assert clock_world.stored() >= before
 
     for _ in range(3):
-        gather(clock, LATER)
+        clock_world.collect(LATER)
         clock.pass_s(DAY_S)
     assert left_in(store) == set()
-    assert held(store) == reachable(store)
+    assert world.stored() == world.reachable()
 
 
 def test_document_marked_after_the_listing_waits_from_then(store: ObjectStore) -> None:
     """Its collector died days ago, just after the prune; two others find it at the same time."""
+    world = World(store)
     clock = ClockStore(store)
-    plant(clock, cursor=12)
-    path = prune(clock, LATER)
+    clock_world = World(clock)
+    clock_world.plant(cursor=12)
+    path = clock_world.prune(LATER)
     [garbage] = Deleter(clock, LOG).pending()
     life_store(clock, LOG).delete(path)
     life_store(clock, LOG).delete(mark_path(path))
     clock.changed_us.clear()
     assert isinstance(life_store(clock, LOG).create(path, replace(garbage, pruned=False).to_bytes()), Done)
     clock.pass_s(3 * DAY_S)
-    before, listed = held(store), list[str]()
+    before, listed = world.stored(), list[str]()
 
     def other(kind: str, _path: str) -> None:
         if kind == "get" and _path.endswith(path) and not listed:
@@ -202,11 +207,11 @@ def test_document_marked_after_the_listing_waits_from_then(store: ObjectStore) -
             Collector(clock, LOG, options=LATER).resume_all()
 
     clock.before = other
-    done = gather(clock, PROMPT)
+    done = clock_world.collect(PROMPT)
 
     assert listed == [path]
     assert [(deleted.num_deleted, deleted.wait_s) for deleted in done.deleted] == [(0, DAY_S)]
-    assert held(store) == before
+    assert world.stored() == before
 
 
 class StaleListings(ClockStore):
@@ -220,38 +225,40 @@ class StaleListings(ClockStore):
 
 def test_age_reported_only_by_the_listing_deletes_nothing(store: ObjectStore) -> None:
     """A document may be marked between two pages of a listing, so its own age is read before anything is deleted."""
-    clock = StaleListings(store)
-    plant(clock, cursor=12)
-    prune(clock, LATER)
-    before = held(store)
+    world = World(store)
+    clock_world = World(StaleListings(store))
+    clock_world.plant(cursor=12)
+    clock_world.prune(LATER)
+    before = world.stored()
 
-    done = gather(clock, PROMPT)
+    done = clock_world.collect(PROMPT)
 
-    assert held(store) == before
+    assert world.stored() == before
     assert [deleted.wait_s for deleted in done.deleted] == [DAY_S]
 
 
 def test_waiting_documents_are_read_no_further_than_an_old_object_requires(store: ObjectStore) -> None:
     """The oldest documents name the oldest objects. For an object named by none, all of them are read, once."""
     clock = ClockStore(store)
-    append(clock, 4)
+    world = World(clock)
+    world.append(4)
     clock.pass_s(0.75 * DAY_S)
     for offset in (3, 5, 6, 7):
         if offset == 6:
-            append(clock, 4)
-        place(clock, offset)
-        gather(clock, PROMPT)
+            world.append(4)
+        world.move_cursor(offset)
+        world.collect(PROMPT)
         clock.pass_s(1)
     clock.pass_s(0.5 * DAY_S)
     read = Counter[str]()
     clock.before = lambda kind, path: read.update([path]) if kind == "get" and "GARBAGE" in path else None
 
-    assert gather(clock, LATER).num_orphans == 0
+    assert world.collect(LATER).num_orphans == 0
     assert read.total() == 2
     abandoned = fragment_path(FragmentSeqNo(1), "a" * 16)
     assert isinstance(life_store(store, LOG).create(abandoned, b"never committed"), Done)
-    clock.changed_us[f"{LOG}/Life={manifest_of(clock).log_id}/{abandoned}"] = 0
-    assert gather(clock, LATER).num_orphans == 1
+    clock.changed_us[f"{LOG}/Life={world.manifest().log_id}/{abandoned}"] = 0
+    assert world.collect(LATER).num_orphans == 1
     # Now all of them, and those that a collection of orphans writes and marks.
     assert read.total() > 2 + 4
 
@@ -260,11 +267,12 @@ def test_waiting_documents_are_read_no_further_than_an_old_object_requires(store
 def test_missing_snapshot_of_waiting_documents_is_requested_once(store: ObjectStore, *, damaged: bool) -> None:
     """Not once per listed object: a document and an unfinished pin both lead to it."""
     clock = ClockStore(store)
-    plant(clock, cursor=18)
-    top = manifest_of(clock).pointers[0]
+    world = World(clock)
+    world.plant(cursor=18)
+    top = world.manifest().pointers[0]
     assert isinstance(top, SnapshotPointer)
-    manifest = manifest_of(clock)
-    prune(clock, LATER)
+    manifest = world.manifest()
+    world.prune(LATER)
     PinStore(clock, LOG).create("dead", reason="its maker dies")
     _unfinished(clock, manifest)
     inside = life_store(store, LOG)
@@ -296,7 +304,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reads are on purpose: the document comes before the manifest. The bytes of the same version say the same."""
-    plant(memory_store, cursor=12)
+    World(memory_store).plant(cursor=12)
     counted = CountingStore(memory_store)
     collector = Collector(counted, LOG, options=NOW)
     path = collector.announce(collector.plan())

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spec.collecting import NOW, QUICK
 from tests.spec.compacting import LOG, append, compactor, held, keyed_log
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import NOW, QUICK, World
 from wal3_core import (
     Cleanup,
     CursorStore,
@@ -72,15 +71,16 @@ def rows(count: int, *, body_bytes: int = 20, seed: int = 0) -> Rows:
 
 
 def test_pass_over_a_collected_log_keeps_every_record_and_leaves_key_roll_ups(store: ObjectStore) -> None:
+    world = World(store)
     arranging_log(store)
     append(store, *(rows(4, seed=number) for number in range(12)), [(b"3", None), (b"3", None)])
-    before, manifest = held(store), manifest_of(store)
+    before, manifest = held(store), world.manifest()
 
     report = compactor(store).compact()
 
     assert held(store) == before
     assert (report.num_superseded, report.num_expired, report.num_written, report.plan.num_rewritten) == (0, 0, 1, 13)
-    after = manifest_of(store)
+    after = world.manifest()
     assert (after.setsum, after.pruned, after.num_records) == (manifest.setsum, manifest.pruned, len(before))
     assert (after.compaction.arranged, after.compaction.clean, after.keyed) == (51, (), True)
     (pointer,) = LogReader.open(store, LOG).scan()
@@ -102,7 +102,7 @@ def test_key_roll_ups_are_left_for_a_log_that_keeps_all(memory_store: MemoryStor
 
     compactor(memory_store).compact()
 
-    leaves = [each for each in manifest_of(memory_store).snapshots if each.depth == 1]
+    leaves = [each for each in World(memory_store).manifest().snapshots if each.depth == 1]
     found = list(life_store(memory_store, LOG).list_objects(KEY_ROLLUP_FOLDER))
     assert len(found) >= max(1, len(leaves))
     assert all(is_arranged(memory_store, each) for each in LogReader.open(memory_store, LOG).scan())
@@ -177,7 +177,7 @@ def test_appends_during_a_pass_stay_and_are_arranged_by_the_next(memory_store: M
     assert compactor(memory_store).install(token).overtaken is None
     assert held(memory_store) == before
     assert compactor(memory_store).compact(force=True).plan.num_rewritten == 3
-    assert (held(memory_store), manifest_of(memory_store).compaction.arranged) == (before, 25)
+    assert (held(memory_store), World(memory_store).manifest().compaction.arranged) == (before, 25)
 
 
 def test_append_without_a_key_is_refused_by_a_log_that_is_arranged(memory_store: MemoryStore) -> None:
@@ -208,7 +208,7 @@ def test_log_that_drops_records_holds_the_same_whether_it_is_arranged_or_not(
     assert report.num_superseded == 63 - len(newest)
     found = LogReader.open(memory_store, LOG).scan()
     assert {is_arranged(memory_store, each) for each in found} == {arrange}
-    assert manifest_of(memory_store).compaction.arranged == (64 if arrange else 0)
+    assert World(memory_store).manifest().compaction.arranged == (64 if arrange else 0)
     verified = compactor(memory_store).verify()
     assert verified is not None
     assert verified.holds
@@ -216,6 +216,7 @@ def test_log_that_drops_records_holds_the_same_whether_it_is_arranged_or_not(
 
 def test_log_that_kept_all_is_clean_of_nothing_when_it_is_compacted_later(memory_store: MemoryStore) -> None:
     """What an arranging pass has looked at still has several records of a key."""
+    world = World(memory_store)
     arranging_log(memory_store)
     append(memory_store, *(rows(5, seed=number) for number in range(5)))
     compactor(memory_store).compact()
@@ -230,15 +231,15 @@ def test_log_that_kept_all_is_clean_of_nothing_when_it_is_compacted_later(memory
     append(memory_store, rows(20, seed=9))
     before = held(memory_store)
     assert compactor(memory_store).compact(force=True).num_superseded == 0
-    assert (held(memory_store), manifest_of(memory_store).compaction.clean_limit) == (before, 26)
+    assert (held(memory_store), world.manifest().compaction.clean_limit) == (before, 26)
     # Not arranged in between: all of it is looked at again.
     PolicyStore(memory_store, LOG).change(lambda _: Policy(cleanup=Cleanup.BOTH))
     assert compactor(memory_store).compact().installed
-    assert manifest_of(memory_store).compaction.arranged == 0
+    assert world.manifest().compaction.arranged == 0
     left = held(memory_store)
     PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, arrange_by_key=True))
     compactor(memory_store).compact(force=True)
-    assert (held(memory_store), manifest_of(memory_store).compaction.arranged) == (left, 46)
+    assert (held(memory_store), world.manifest().compaction.arranged) == (left, 46)
     assert all(is_arranged(memory_store, each) for each in LogReader.open(memory_store, LOG).scan())
 
 
@@ -341,7 +342,7 @@ def test_any_log_holds_what_it_held_after_every_pass_and_its_copy_does(turns: li
     assert [(each.offset, each.key, each.body) for each in LogReader.open(store, "copy").records()] == expected
     CursorStore(store, LOG).create("c", LogPosition(min(cursor, len(expected) + 1), 0))
     collect(store, LOG, options=NOW)
-    first = manifest_of(store).first.position.offset
+    first = World(store).manifest().first.position.offset
     assert held(store) == expected[first - 1 :]
     assert first <= cursor
     assert scrub(store, LOG).balanced

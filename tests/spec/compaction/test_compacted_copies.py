@@ -8,8 +8,8 @@ import pytest
 
 from tests.compacted_logs import Timed, append_fragments, compact, delete_objects, fragments_of, write_log
 from tests.spec.copying import records
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, damage, life_store
+from tests.world import World
 from wal3_core import (
     GarbageCollectedError,
     InvalidRequestError,
@@ -63,7 +63,7 @@ def test_copy_holds_what_the_log_holds_whole_or_from_a_place_inside_a_run(from_o
 
     copy(LogAt(store, "a"), LogAt(store, "b"), from_offset=from_offset)
 
-    first = manifest_of(store, "b").first.position.offset
+    first = World(store, "b").manifest().first.position.offset
     assert records(store, "b") == [record for record in left if record.offset >= first]
     behind = next((record.offset for record in left if record.offset >= (from_offset or 1)), None)
     assert (from_offset or 1) <= first <= (behind or first)
@@ -310,7 +310,7 @@ def test_target_that_is_no_copy_is_still_named_so() -> None:
 
     with pytest.raises(InvalidRequestError, match="expected a copy of log"):
         update(store)
-    assert replace(manifest_of(store, "b"), generation=0).num_records == 36
+    assert replace(World(store, "b").manifest(), generation=0).num_records == 36
 
 
 @pytest.mark.parametrize("first", [1, 2**60, 2**64 - 40])

@@ -9,8 +9,8 @@ import pytest
 
 from tests.compacted_logs import Timed, compact, delete_objects, fragments_of, write_log
 from tests.spec.copying import NOW, collect, records
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import World
 from wal3_core import (
     CursorStore,
     Limits,
@@ -132,7 +132,7 @@ def test_collection_that_was_announced_at_a_place_inside_a_run_by_now_is_withdra
 
     collector.prune(path)
 
-    assert manifest_of(store).announced is None
+    assert World(store).manifest().announced is None
     assert records(store, "a") == without(found, 5)
     collect(store, "a", 16)
     assert scrub(store, "a").balanced
@@ -153,7 +153,7 @@ def test_replaced_fragments_are_orphans_and_the_compacted_ones_are_not() -> None
     store, _ = grown()
     replaced = compact(store, "a", {8, 9, 14, 36}, [(2, 6), (7, 9)])
     reader = LogReader.open(store, "a")
-    references = References([manifest_of(store).pointers], reader.load_snapshot)
+    references = References([World(store).manifest().pointers], reader.load_snapshot)
     inside = life_store(store, "a")
 
     assert not any(references.retains(pointer.path) for pointer in replaced)

@@ -6,9 +6,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.spec.collecting import ClockStore
 from tests.spec.compacting import DAY_S, LOG, append, compactor, keyed_log
-from tests.spec.logs import manifest_of
+from tests.world import ClockStore, World
 from wal3_core import LogPosition
 from wal3_core.compaction.reports import KeyCompactionPlan, choose, may_be_due
 from wal3_core.model.paths import NO_LOG
@@ -100,17 +99,18 @@ def test_log_that_is_only_arranged_is_not_due_by_its_records(memory_store: Memor
 
 def test_manifest_alone_says_that_nothing_can_be_due(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
+    world = World(store)
     keyed_log(store, delete_retention_s=DAY_S)
     append(store, [(b"a", b"1")], [(b"a", None)], [(b"b", b"1")])
-    found = [may_be_due(manifest_of(store))]
+    found = [may_be_due(world.manifest())]
 
     compactor(store).compact()
-    found.append(may_be_due(manifest_of(store)))
+    found.append(may_be_due(world.manifest()))
     store.pass_s(2 * DAY_S)
     assert compactor(store).compact().installed
-    found.append(may_be_due(manifest_of(store)))
+    found.append(may_be_due(world.manifest()))
     append(store, [(b"b", b"2")])
-    found.append(may_be_due(manifest_of(store)))
+    found.append(may_be_due(world.manifest()))
 
     # After the first pass the tombstone still has its time to come.
     assert found == [True, True, False, True]

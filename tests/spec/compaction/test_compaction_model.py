@@ -17,11 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.spec.collecting import DAY_S, LOG, NOW, QUICK, SMALL, Later, held, reachable
 from tests.spec.compacting import OPTIONS, TINY
 from tests.spec.compaction_rules import Rules, WatchedStore
-from tests.spec.logs import Crashed
 from tests.stores import FaultyStore
+from tests.world import DAY_S, LOG, NOW, QUICK, SMALL, Crashed, Later, World
 from wal3_core import LogReader, LogWriter, MemoryStore, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import (
@@ -350,7 +349,7 @@ class CompactedLog(KeyedLog):
         for _ in range(4):
             collect(self.store, LOG, options=NOW, runtime=self.runtime)
         self.log_reads_as_its_manifest_says()
-        assert held(self.store) == reachable(self.store)
+        assert World(self.store).stored() == World(self.store).reachable()
         manifest = self.rules.manifest
         assert manifest is not None
         assert manifest.compacting is None

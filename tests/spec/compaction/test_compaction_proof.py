@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import LATER, ClockStore
 from wal3_core import LogAt, LogReader, LogWriter, MemoryStore, copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.dropped import DropReason

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER, NOW, QUICK, ClockStore, Later, count_requests, replant
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
-from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import LATER, NOW, QUICK, ClockStore, Later, World, count_requests, replant
 from wal3_core import LogPosition, MemoryStore, seal
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import (
@@ -61,36 +60,38 @@ def merged(store: ObjectStore, *, force: bool = False) -> str:
 
 
 def test_merge_changes_nothing_and_another_process_installs_it(store: ObjectStore) -> None:
+    world = World(store)
     grown(store)
-    before = manifest_of(store)
+    before = world.manifest()
 
     token = merged(store)
-    assert manifest_of(store) == before
+    assert world.manifest() == before
     done = compactor(store).install(token)
 
     assert (done.overtaken, done.repeated, len(done.garbage)) == (None, False, 1)
     assert held(store) == NEWEST
-    assert manifest_of(store).compaction.token == token
+    assert world.manifest().compaction.token == token
     found = compactor(store).verify()
     assert found is not None
     assert found.holds
 
 
 def test_install_that_is_repeated_changes_nothing_even_after_the_next_pass(store: ObjectStore) -> None:
+    world = World(store)
     grown(store)
     token = merged(store)
     compactor(store).install(token)
-    once = manifest_of(store)
+    once = world.manifest()
 
     again = compactor(store).install(token)
     assert (again.repeated, again.overtaken, again.garbage) == (True, None, ())
-    assert manifest_of(store) == once
+    assert world.manifest() == once
 
     append(store, [(b"a", b"3")])
     assert compactor(store).compact(force=True).installed
-    after = manifest_of(store)
+    after = world.manifest()
     assert compactor(store).install(token).repeated
-    assert manifest_of(store) == after
+    assert world.manifest() == after
 
 
 def test_repeated_install_marks_what_a_killed_one_left(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +141,7 @@ def another_pass(store: ObjectStore) -> None:
 def test_pass_that_is_overtaken_between_its_steps_is_not_installed(
     store: ObjectStore, change: Callable[[ObjectStore], None], cause: str
 ) -> None:
+    world = World(store)
     grown(store)
     token = merged(store)
     change(store)
@@ -149,9 +151,9 @@ def test_pass_that_is_overtaken_between_its_steps_is_not_installed(
 
     assert (done.overtaken, done.repeated, done.garbage) == (cause, False, ())
     assert held(store) == before
-    assert manifest_of(store).compacting is None
+    assert world.manifest().compacting is None
     compactor(store).compact(force=True)
-    manifest_of(store).check()
+    world.manifest().check()
 
 
 def test_outdated_pass_withdraws_no_other_announcement(store: ObjectStore) -> None:
@@ -163,7 +165,7 @@ def test_outdated_pass_withdraws_no_other_announcement(store: ObjectStore) -> No
 
     assert compactor(store).install(old).overtaken == "another pass was installed"
 
-    announced = manifest_of(store).compacting
+    announced = World(store).manifest().compacting
     assert announced is not None
     assert announced.token == "1" * 16
 
@@ -215,7 +217,7 @@ def test_dead_pass_does_not_hold_up_processes_that_may_not_write_the_manifest(
     collect(store, LOG, options=LATER)
 
     cursors.create("late", LogPosition(1, 0))
-    assert manifest_of(store).compacting is None
+    assert World(store).manifest().compacting is None
     assert compactor(store).install(token).overtaken is not None
 
 
@@ -257,7 +259,7 @@ def test_pass_installed_long_after_it_was_announced_is_clean_since_its_install(m
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
         patch.setattr(CursorStore, "offsets", killed)
         compactor(store).install(token)
-    assert manifest_of(store).compacting is not None
+    assert World(store).manifest().compacting is not None
     store.pass_s(10 * DAY_S)
 
     assert compactor(store).install(token).overtaken is None
@@ -292,13 +294,13 @@ def test_pass_of_a_machine_that_was_suspended_is_clean_since_it_was_installed(me
             def suspend(
                 store: ClockStore = store, runtime: SuspendedRuntime = runtime, before: list[bool] = before
             ) -> None:
-                before.append(manifest_of(store.inner).compaction.token != token)
+                before.append(World(store.inner).manifest().compaction.token != token)
                 store.pass_s(10 * DAY_S)
                 runtime.ahead_us = 10 * DAY_S * US_PER_S
 
             Later(store, number, suspend)
             KeyCompactor(store, LOG, options=OPTIONS, runtime=runtime).install(token)
-        [mark] = manifest_of(store.inner).compaction.clean
+        [mark] = World(store.inner).manifest().compaction.clean
         if before == [True] and mark.timestamp_us < store.now_us - US_PER_S:
             early.append(number)
     assert len(early) <= 1
@@ -357,7 +359,7 @@ def test_pass_whose_replaced_files_may_remain_keeps_its_record_whatever_follows(
     store = ClockStore(memory_store)
     grown(store)
     compact_unmarked(store, monkeypatch)
-    first = manifest_of(store).compaction.token
+    first = World(store).manifest().compaction.token
     tokens = [first]
     for number in range(5):
         append(store, [(b"a", b"%d" % number)])

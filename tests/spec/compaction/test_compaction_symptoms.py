@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER, LOG, NOW, ClockStore, Later, count_requests, documents, replant
 from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log, records
-from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import LATER, LOG, NOW, ClockStore, Crashed, Later, World, count_requests, replant
 from wal3_core import (
     CursorStore,
     LogPosition,
@@ -108,7 +107,7 @@ def test_pass_over_a_log_that_was_replaced_leaves_nothing_in_the_one_that_follow
 
     with pytest.raises(LogReplacedError):
         KeyCompactor(faulty, LOG, options=OPTIONS).compact()
-    assert documents(store) == []
+    assert World(store).documents() == []
 
 
 def test_records_that_compress_well_can_be_read_after_a_pass() -> None:
@@ -182,7 +181,7 @@ def test_fragments_that_keep_nothing_are_more_than_a_pass_can_record(
     assert max(rewritten) == 20
     assert len(rewritten) < 9
     assert [key for _, key, _ in held(store)] == [*(b"%d" % number for number in range(50)), b"end"]
-    manifest = manifest_of(store)
+    manifest = World(store).manifest()
     assert manifest.compaction.clean_limit == manifest.next.position.offset
     assert manifest.compaction.arranged == (manifest.next.position.offset if arrange else 0)
 

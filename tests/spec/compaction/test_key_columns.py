@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tests.model.test_parquet import fragment_of
-from tests.spec.collecting import TEN_YEARS_S, roll
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import TEN_YEARS_S, World
 from wal3_core import CorruptError, LogReader, LogWriter, Message, ReaderOptions, WriterOptions
 from wal3_core.errors import MissingError
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
@@ -260,7 +260,7 @@ def test_key_rollup_is_built_from_known_ones_and_the_keys_of_the_others(store: O
     rolling = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=1, gc_interval_s=TEN_YEARS_S)
     bodies = [[Message(b"%d" % number, b"k%d" % number), Message(None, b"gone")] for number in range(5)]
     write(store, bodies)
-    roll(store, rolling)
+    World(store).roll(rolling)
     snapshot = snapshot_of(store)
     columns = columns_of(store)
 
@@ -280,7 +280,7 @@ def test_key_rollup_is_built_from_known_ones_and_the_keys_of_the_others(store: O
 def test_compacted_fragment_s_keys_are_read_anew(store: ObjectStore) -> None:
     rolling = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1, gc_interval_s=TEN_YEARS_S)
     write(store, [[Message(b"1", b"a")], [Message(b"2", b"b")], [Message(b"3", b"c")]])
-    roll(store, rolling)
+    World(store).roll(rolling)
     snapshot = snapshot_of(store)
     rollup = build_key_rollup(snapshot, columns_of(store), runtime=shared_runtime())
     token = snapshot.pointers[0].path.split("Writer=")[1][:16]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import QUICK, ClockStore, leaves
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import QUICK, ClockStore, World
 from wal3_core import LogReader
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import may_be_due
@@ -32,15 +31,16 @@ if TYPE_CHECKING:
 
 
 def test_pass_keeps_the_newest_record_of_each_key_at_its_offset(store: ObjectStore) -> None:
+    world = World(store)
     keyed_log(store)
     append(store, [(b"a", b"1"), (b"b", b"1")], [(b"a", b"2"), (b"", b"")], [(b"b", None), (b"ab", b"1"), (b"a", b"")])
-    setsum = manifest_of(store).setsum
+    setsum = world.manifest().setsum
 
     report = compactor(store).compact()
 
     assert held(store) == [(4, b"", b""), (5, b"b", None), (6, b"ab", b"1"), (7, b"a", b"")]
     assert (report.num_superseded, report.num_expired, report.proof.holds) == (3, 0, True)
-    manifest = manifest_of(store)
+    manifest = world.manifest()
     assert (manifest.setsum, manifest.pruned) == (setsum, report.proof.superseded)
     assert manifest.next.position.offset == 8
     assert [record.offset for record in LogReader.open(store, LOG).records(start=1)] == [4, 5, 6, 7]
@@ -66,12 +66,13 @@ def test_pass_is_not_due_below_the_smallest_dirty_ratio(store: ObjectStore) -> N
 
 
 def test_dry_run_counts_exactly_what_a_pass_does_and_writes_nothing(store: ObjectStore) -> None:
+    world = World(store)
     keyed_log(store)
     append(store, *([(b"%d" % (number % 5), b"x" * number)] for number in range(20)))
-    before = manifest_of(store)
+    before = world.manifest()
 
     planned = compactor(store).compact(dry_run=True)
-    assert manifest_of(store) == before
+    assert world.manifest() == before
     done = compactor(store).compact()
 
     for name in ("num_superseded", "num_expired", "num_merged", "num_written", "bytes_read"):
@@ -121,7 +122,7 @@ def test_passes_go_on_while_a_log_is_appended_to_and_keep_each_key_s_newest_valu
 
     assert {key: body for _, key, body in held(store)} == latest
     assert len(held(store)) == len(latest)
-    manifest_of(store).check()
+    World(store).manifest().check()
 
 
 class CountingClock(ThreadRuntime):
@@ -159,7 +160,7 @@ def test_pass_reads_the_new_fragments_and_those_their_keys_touch_and_no_others(s
     append(store, [(b"3", b"new")])
     # The new fragment is among those that no key roll-up covers: in the manifest, or in a snapshot just rolled.
     known = {rolled_up_path(meta.path) for meta in life_store(store, LOG).list_objects(KEY_ROLLUP_FOLDER)}
-    covered = sum(each.num_pointers for each in leaves(store) if each.path in known)
+    covered = sum(each.num_pointers for each in World(store).leaves() if each.path in known)
 
     report = compactor(store).compact(force=True)
 
@@ -269,7 +270,7 @@ def test_log_of_nothing_but_expired_tombstones_keeps_one_record(store: ObjectSto
     assert compactor(clocked).compact().num_expired == 8
     assert [key for _, key, _ in held(clocked)] == [b"k8"]
     assert compactor(clocked).outline().due is None
-    assert not may_be_due(manifest_of(clocked))
+    assert not may_be_due(World(clocked).manifest())
     verified = compactor(clocked).verify()
     assert verified is not None
     assert verified.holds
@@ -296,7 +297,7 @@ def test_forced_pass_drops_the_tombstones_that_are_recorded_as_swept(memory_stor
     append(store, *([(b"k%d" % number, None)] for number in range(9)), [(b"live", b"1")])
     compactor(store).compact()
     manifests = LogStores(store, LOG, runtime=shared_runtime(), retry=QUICK, snapshots_loaded_max=9).manifests
-    end = manifest_of(store).next.position.offset
+    end = World(store).manifest().next.position.offset
     manifests.change(
         manifests.load(), lambda each: replace(each, compaction=replace(each.compaction, swept=end)), rebases_max=1
     )

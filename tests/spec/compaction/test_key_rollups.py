@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import CountingStore, FaultyStore, damage, life_store
+from tests.world import (
     LOG,
     NOW,
     QUICK,
@@ -17,18 +18,9 @@ from tests.spec.collecting import (
     ClockStore,
     Crashed,
     Later,
-    append,
+    World,
     crash,
-    gather,
-    held,
-    leaves,
-    place,
-    plant,
-    prune,
-    reachable,
-    roll,
 )
-from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     Limits,
     LogAt,
@@ -72,9 +64,10 @@ def built(store: ObjectStore, pointer: SnapshotPointer, log: str = LOG) -> KeyRo
 
 def roll_keys_up(store: ObjectStore, log: str = LOG) -> set[str]:
     """Write the key roll-up of every snapshot of depth 1; returns their paths."""
-    for pointer in leaves(store, log):
+    world = World(store, log)
+    for pointer in world.leaves():
         stores_of(store, log).key_rollups.write(pointer, built(store, pointer, log))
-    return {key_rollup_path(pointer.path) for pointer in leaves(store, log)}
+    return {key_rollup_path(pointer.path) for pointer in world.leaves()}
 
 
 def rollups(store: ObjectStore, log: str = LOG) -> set[str]:
@@ -84,11 +77,12 @@ def rollups(store: ObjectStore, log: str = LOG) -> set[str]:
 
 def keyed(store: ObjectStore) -> None:
     """Make a log of six fragments with keys, four of them in two snapshots."""
+    world = World(store)
     with LogWriter.open_or_create(store, LOG) as writer:
         for number in range(6):
             writer.append_many([Message(b"%d" % number, b"k%d" % number), Message(None, b"gone %d" % number)])
-    roll(store, SMALL)
-    place(store, 1)
+    world.roll(SMALL)
+    world.move_cursor(1)
 
 
 def wrong(rollup: KeyRollup) -> KeyRollup:
@@ -102,7 +96,7 @@ def wrong(rollup: KeyRollup) -> KeyRollup:
 
 def test_key_rollup_is_loaded_as_it_was_written(store: ObjectStore) -> None:
     keyed(store)
-    pointer = leaves(store)[0]
+    pointer = World(store).leaves()[0]
     key_rollups = stores_of(store).key_rollups
     assert key_rollups.load(pointer) is None
 
@@ -114,7 +108,7 @@ def test_key_rollup_is_loaded_as_it_was_written(store: ObjectStore) -> None:
 
 def test_equal_key_rollup_is_left_as_it_is(store: ObjectStore) -> None:
     keyed(store)
-    pointer = leaves(store)[0]
+    pointer = World(store).leaves()[0]
     [first, *_] = sorted(roll_keys_up(store))
     before = life_store(store, LOG).head(first)
 
@@ -128,7 +122,7 @@ def test_equal_key_rollup_is_left_as_it_is(store: ObjectStore) -> None:
 def test_write_whose_request_fails_is_repeated(memory_store: ObjectStore, fault: str) -> None:
     faulty = FaultyStore(memory_store)
     keyed(faulty)
-    pointer = leaves(faulty)[0]
+    pointer = World(faulty).leaves()[0]
     rollup = built(faulty, pointer)
     faulty.fail("create", "keys/", fault, times=1)
 
@@ -140,7 +134,7 @@ def test_write_whose_request_fails_is_repeated(memory_store: ObjectStore, fault:
 def test_write_that_keeps_failing_raises_and_names_the_object(memory_store: ObjectStore) -> None:
     faulty = FaultyStore(memory_store)
     keyed(faulty)
-    pointer = leaves(faulty)[0]
+    pointer = World(faulty).leaves()[0]
     rollup = built(faulty, pointer)
     faulty.fail("create", "keys/", "unknown", times=100)
 
@@ -150,7 +144,7 @@ def test_write_that_keeps_failing_raises_and_names_the_object(memory_store: Obje
 
 def test_damaged_key_rollup_counts_as_missing_and_is_written_again(store: ObjectStore) -> None:
     keyed(store)
-    pointer = leaves(store)[0]
+    pointer = World(store).leaves()[0]
     path = key_rollup_path(pointer.path)
     roll_keys_up(store)
     sound = life_store(store, LOG).read(path) or b""
@@ -170,7 +164,7 @@ def test_damaged_key_rollup_counts_as_missing_and_is_written_again(store: Object
 
 def test_key_rollup_of_other_keys_is_replaced(store: ObjectStore) -> None:
     keyed(store)
-    pointer = leaves(store)[0]
+    pointer = World(store).leaves()[0]
     key_rollups = stores_of(store).key_rollups
     key_rollups.write(pointer, wrong(built(store, pointer)))
 
@@ -181,7 +175,7 @@ def test_key_rollup_of_other_keys_is_replaced(store: ObjectStore) -> None:
 
 def test_key_rollup_of_another_snapshot_is_never_written(memory_store: ObjectStore) -> None:
     keyed(memory_store)
-    one, other = leaves(memory_store)
+    one, other = World(memory_store).leaves()
 
     with pytest.raises(InvalidRequestError, match="could not be read back"):
         stores_of(memory_store).key_rollups.write(one, built(memory_store, other))
@@ -191,8 +185,8 @@ def test_key_rollup_of_another_snapshot_is_never_written(memory_store: ObjectSto
 
 def test_log_may_be_named_keys(store: ObjectStore) -> None:
     for log in ("keys", "keys/keys", "a/keys"):
-        append(store, 6, log=log)
-        roll(store, log=log)
+        World(store, log).append(6)
+        World(store, log).roll()
         assert roll_keys_up(store, log)
     keyed(store)
 
@@ -205,24 +199,25 @@ def test_log_may_be_named_keys(store: ObjectStore) -> None:
 
 
 def test_key_rollup_goes_with_its_snapshot_and_the_others_stay(store: ObjectStore) -> None:
-    plant(store, cursor=7)
+    world = World(store)
+    world.plant(cursor=7)
     before = roll_keys_up(store)
 
-    gather(store)
+    world.collect()
 
-    assert held(store) == reachable(store)
-    assert rollups(store) == {key_rollup_path(pointer.path) for pointer in leaves(store)} & before
+    assert world.stored() == world.reachable()
+    assert rollups(store) == {key_rollup_path(pointer.path) for pointer in world.leaves()} & before
     assert rollups(store)
 
 
 def test_key_rollup_is_deleted_before_its_snapshot(memory_store: ObjectStore) -> None:
-    plant(memory_store, cursor=7)
+    World(memory_store).plant(cursor=7)
     roll_keys_up(memory_store)
     faulty = FaultyStore(memory_store)
     deleted: list[str] = []
     faulty.before = lambda kind, path: deleted.append(path.split("/", 2)[2]) if kind == "delete" else None
 
-    gather(faulty)
+    World(faulty).collect()
 
     gone = [path for path in deleted if path.startswith("snapshot/")]
     assert gone
@@ -235,26 +230,28 @@ def test_deletion_cut_short_anywhere_leaves_no_key_rollup_without_a_snapshot(mem
     while cut:
         number += 1
         store = FaultyStore(type(memory_store)(shared_runtime()))
-        plant(store, cursor=7)
+        world = World(store)
+        world.plant(cursor=7)
         roll_keys_up(store)
-        path = prune(store)
+        path = world.prune()
         died = Later(store, number, crash)
         with contextlib.suppress(Crashed):
             Deleter(store, LOG, options=NOW).delete(path)
         store.before = lambda _kind, _path: None
         cut = died.happened
 
-        left = {key_rollup_path(each) for each in held(store) if each.startswith("snapshot/")}
+        left = {key_rollup_path(each) for each in world.stored() if each.startswith("snapshot/")}
         assert rollups(store) <= left
-        gather(store)
-        assert held(store) == reachable(store)
-        assert rollups(store) <= {key_rollup_path(pointer.path) for pointer in leaves(store)}
+        world.collect()
+        assert world.stored() == world.reachable()
+        assert rollups(store) <= {key_rollup_path(pointer.path) for pointer in world.leaves()}
     assert number > 10
 
 
 def test_log_without_key_rollups_pays_one_listing_for_each_pass(memory_store: ObjectStore) -> None:
-    plant(memory_store, cursor=12)
-    path = prune(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=12)
+    path = world.prune()
     counting = CountingStore(memory_store)
 
     deleted = Deleter(counting, LOG, options=NOW).delete(path)
@@ -265,27 +262,28 @@ def test_log_without_key_rollups_pays_one_listing_for_each_pass(memory_store: Ob
 
 def test_key_rollup_written_late_for_a_deleted_snapshot_is_found_as_an_orphan(store: ObjectStore) -> None:
     store = clock = ClockStore(store)
-    plant(store, cursor=7)
-    gone = leaves(store)[0]
+    World(store).plant(cursor=7)
+    gone = World(store).leaves()[0]
     rollup = built(store, gone)
-    gather(store)
-    assert gone.path not in held(store)
+    World(store).collect()
+    assert gone.path not in World(store).stored()
 
     stores_of(store).key_rollups.write(gone, rollup)
     clock.pass_s(1)
     assert Deleter(store, LOG, options=NOW).orphans() == [key_rollup_path(gone.path)]
-    gather(store)
+    World(store).collect()
 
     assert rollups(store) == set()
 
 
 def test_young_key_rollup_of_no_snapshot_waits_for_the_interval(memory_store: ObjectStore) -> None:
     clock = ClockStore(memory_store)
-    plant(clock, cursor=7)
+    world = World(clock)
+    world.plant(cursor=7)
     options = replace(NOW, interval_s=3600)
-    gone = leaves(clock)[0]
+    gone = world.leaves()[0]
     rollup = built(clock, gone)
-    gather(clock)
+    world.collect()
 
     stores_of(clock).key_rollups.write(gone, rollup)
 
@@ -295,42 +293,46 @@ def test_young_key_rollup_of_no_snapshot_waits_for_the_interval(memory_store: Ob
 
 
 def test_key_rollup_of_a_snapshot_in_use_is_no_orphan(store: ObjectStore) -> None:
-    plant(store, cursor=1)
+    world = World(store)
+    world.plant(cursor=1)
     written = roll_keys_up(store)
 
     assert Deleter(store, LOG, options=NOW).orphans() == []
-    gather(store)
+    world.collect()
 
     assert rollups(store) == written
 
 
 def test_key_rollup_of_a_pinned_snapshot_stays(store: ObjectStore) -> None:
-    plant(store, cursor=7)
+    world = World(store)
+    world.plant(cursor=7)
     written = roll_keys_up(store)
     PinStore(store, LOG).create("keep", reason="r")
 
-    gather(store)
+    world.collect()
     assert rollups(store) == written
     PinStore(store, LOG).delete("keep")
-    gather(store)
+    world.collect()
 
     assert len(rollups(store)) < len(written)
 
 
 def test_key_rollup_of_a_snapshot_that_waits_for_its_deletion_is_not_named_twice(memory_store: ObjectStore) -> None:
-    plant(memory_store, cursor=7)
+    world = World(memory_store)
+    world.plant(cursor=7)
     roll_keys_up(memory_store)
-    prune(memory_store)
+    world.prune()
     deleter = Deleter(memory_store, LOG, options=NOW)
 
     assert deleter.orphans(deleter.pending()) == []
 
 
 def test_key_rollup_of_an_orphan_that_waits_for_its_deletion_is_not_named_again(memory_store: ObjectStore) -> None:
-    plant(memory_store, cursor=7)
-    gone = leaves(memory_store)[0]
+    world = World(memory_store)
+    world.plant(cursor=7)
+    gone = world.leaves()[0]
     rollup = built(memory_store, gone)
-    gather(memory_store)
+    world.collect()
     Collector(memory_store, LOG, options=NOW).mark_orphans([gone.path], "r")
     stores_of(memory_store).key_rollups.write(gone, rollup)
     deleter = Deleter(memory_store, LOG, options=NOW)
@@ -370,7 +372,7 @@ def test_scrub_compares_key_rollups_with_their_fragments(store: ObjectStore) -> 
     keyed(store)
     roll_keys_up(store)
     assert scrub(store, LOG).balanced
-    pointer = leaves(store)[1]
+    pointer = World(store).leaves()[1]
     path = key_rollup_path(pointer.path)
     life_store(store, LOG).delete(path)
     stores_of(store).key_rollups.write(pointer, wrong(built(store, pointer)))
@@ -419,7 +421,7 @@ def test_damaged_fragment_is_reported_once_and_not_its_key_rollup(store: ObjectS
 
 def test_snapshots_that_replace_others_take_over_what_their_key_rollups_say(memory_store: ObjectStore) -> None:
     keyed(memory_store)
-    one, other = leaves(memory_store)
+    one, other = World(memory_store).leaves()
     stores = stores_of(memory_store)
     joined = replace(
         stores.snapshots.load(one),

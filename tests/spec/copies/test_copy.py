@@ -11,8 +11,8 @@ import pytest
 
 from tests.s3_server import new_s3_url
 from tests.spec.copying import collect, data, fill, fragments, grow, paths, records
-from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
+from tests.world import World
 from wal3_core import (
     CopyReport,
     CorruptError,
@@ -57,7 +57,7 @@ def test_copy_holds_the_same_bytes_at_the_same_positions(store: ObjectStore, oth
 
     copied = copy(LogAt(store, "a"), LogAt(other, "x/b"), progress=lambda done, total: reported.append((done, total)))
 
-    source, target = manifest_of(store, "a"), manifest_of(other, "x/b")
+    source, target = World(store).manifest(), World(other, "x/b").manifest()
     assert fragments(other, "x/b") == fragments(store, "a")
     assert target.fragments == source.fragments
     # Those of a life of its own: the same tree over the same records, under other names.
@@ -87,7 +87,7 @@ def test_copy_is_a_log_of_its_own(store: ObjectStore) -> None:
 
     assert [record.offset for record in records(store, "b")] == [1, 2, 3, 4, 5]
     assert [record.offset for record in records(store, "a")] == [1, 2, 3]
-    assert manifest_of(store, "b").last_epoch == manifest_of(store, "a").last_epoch + 1
+    assert World(store, "b").manifest().last_epoch == World(store).manifest().last_epoch + 1
     assert scrub(store, "b").sound
 
 
@@ -98,7 +98,7 @@ def test_empty_and_entirely_collected_logs_are_copied(store: ObjectStore, other:
 
     for log in ("empty", "gone"):
         copy(LogAt(store, log), LogAt(other, log))
-        assert manifest_of(other, log).next == manifest_of(store, log).next
+        assert World(other, log).manifest().next == World(store, log).manifest().next
         assert scrub(other, log).sound
     fill(other, "gone", 1)
 
@@ -108,13 +108,13 @@ def test_empty_and_entirely_collected_logs_are_copied(store: ObjectStore, other:
 @pytest.mark.slow
 def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: MemoryStore) -> None:
     held = grow(memory_store, "a")
-    source = manifest_of(memory_store, "a")
+    source = World(memory_store).manifest()
     every = records(memory_store, "a")
 
     for offset in range(1, held + 2):
         copied = copy(LogAt(memory_store, "a"), LogAt(memory_store, f"b{offset}"), from_offset=offset)
 
-        target = manifest_of(memory_store, f"b{offset}")
+        target = World(memory_store, f"b{offset}").manifest()
         assert copied.first_offset == offset
         assert target.first.position.offset == offset
         assert records(memory_store, f"b{offset}") == every[offset - 1 :]
@@ -125,6 +125,8 @@ def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: M
 
 
 def test_copy_from_an_offset_inside_a_fragment_begins_at_that_offset(store: ObjectStore, other: ObjectStore) -> None:
+    other_world = World(other)
+    world = World(store)
     with LogWriter.open_or_create(store, "a") as writer:
         writer.append_many([b"1", b"2", b"3"])
         writer.append_many([b"4", b"5", b"6"])
@@ -136,15 +138,15 @@ def test_copy_from_an_offset_inside_a_fragment_begins_at_that_offset(store: Obje
         first_offset=5,
         next_offset=7,
         num_records=2,
-        num_bytes=manifest_of(other, "a").fragments[0].num_bytes,
+        num_bytes=other_world.manifest().fragments[0].num_bytes,
         num_fragments=1,
         num_cursors=0,
-        setsum=manifest_of(store, "a").setsum,
+        setsum=world.manifest().setsum,
         pinned_us=copied.pinned_us,
         resumed=False,
     )
     assert records(other, "a") == records(store, "a")[4:]
-    assert manifest_of(other, "a").next == manifest_of(store, "a").next
+    assert other_world.manifest().next == world.manifest().next
     assert scrub(other, "a").sound
 
 
@@ -169,16 +171,17 @@ def test_offset_that_the_log_does_not_hold_is_refused(
 
 
 def test_existing_log_is_not_copied_over(store: ObjectStore) -> None:
+    world = World(store, "b")
     fill(store, "a", 2)
     fill(store, "b", 1)
-    before = data(store, "b"), manifest_of(store, "b")
+    before = data(store, "b"), world.manifest()
 
     with pytest.raises(LogExistsError, match="expected no log there"):
         copy(LogAt(store, "a"), LogAt(store, "b"))
     with pytest.raises(InvalidRequestError, match="found itself"):
         copy(LogAt(store, "a"), LogAt(store, "a"))
 
-    assert (data(store, "b"), manifest_of(store, "b")) == before
+    assert (data(store, "b"), world.manifest()) == before
 
 
 @pytest.mark.parametrize("path", ["notes.txt", "log/notes.txt", "cursor/reader.json", "policy.json"])
@@ -253,7 +256,7 @@ def test_missing_log_cannot_be_copied(store: ObjectStore) -> None:
 @pytest.mark.parametrize("harm", ["flipped", "longer", "missing", "another's"])
 def test_damaged_fragment_is_not_copied_and_makes_no_log(store: ObjectStore, harm: str) -> None:
     fill(store, "a", 5)
-    pointers = manifest_of(store, "a").fragments
+    pointers = World(store).manifest().fragments
     inside, path = life_store(store, "a"), pointers[1].path
     stored = inside.read(path)
     assert stored is not None
@@ -339,19 +342,20 @@ def test_cursors_are_copied_when_asked_for(store: ObjectStore, other: ObjectStor
     assert {name: (cursor.position, cursor.epoch_us) for name, cursor in found.items()} == {
         name: (cursors.list()[name].cursor.position, cursors.list()[name].cursor.epoch_us) for name in ("first", "next")
     }
-    assert {cursor.log_id for cursor in found.values()} == {manifest_of(other, "b").log_id}
+    assert {cursor.log_id for cursor in found.values()} == {World(other, "b").manifest().log_id}
 
 
 def test_cursor_beyond_the_copied_records_is_set_to_their_end(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
-    end = manifest_of(memory_store, "a").next.position
+    end = world.manifest().next.position
 
     def move_on(kind: str, path: str) -> None:
         if kind == "list" and "cursor/" in path and path.startswith("a/"):
             store.before = lambda _kind, _path: None
             fill(memory_store, "a", 3)
-            CursorStore(memory_store, "a").create("reader", manifest_of(memory_store, "a").next.position)
+            CursorStore(memory_store, "a").create("reader", world.manifest().next.position)
 
     store.before = move_on
     copy(LogAt(store, "a"), LogAt(memory_store, "b"), with_cursors=True)

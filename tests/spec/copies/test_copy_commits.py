@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.logs import bodies, manifest_of
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import LogAt, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap, copy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.maintain.copy import parts
@@ -50,19 +50,20 @@ def stage(log: MemoryStore, count: int) -> None:
 
 def commits(log: MemoryStore) -> list[list[FragmentPointer]]:
     """Update the copy, and return the fragments that each commit has appended."""
-    limit, found = manifest_of(log, "b").next.seq_no, []
+    world = World(log, "b")
+    limit, found = world.manifest().next.seq_no, []
 
     def look(kind: str, path: str) -> None:
         nonlocal limit
         if (kind, path) == ("get", "b/manifest/MANIFEST.json"):
             return
-        if (manifest := manifest_of(log, "b")).next.seq_no > limit:
+        if (manifest := world.manifest()).next.seq_no > limit:
             found.append([each for each in manifest.fragments if each.seq_no >= limit])
             limit = manifest.next.seq_no
 
     update_copy(LogAt(log, "a"), LogAt(FaultyStore(log, before=look), "b"))
     look("", "")
-    assert bodies(log, "b") == bodies(log)
+    assert world.bodies() == World(log).bodies()
     return found
 
 

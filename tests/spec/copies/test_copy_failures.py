@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.copying import collect, data, fill, grow, records
-from tests.spec.logs import Crashed, manifest_of
 from tests.stores import CountingStore, FaultyStore
+from tests.world import Crashed, World
 from wal3_core import (
     CursorStore,
     InvalidRequestError,
@@ -206,7 +206,7 @@ def test_log_that_appears_at_the_target_meanwhile_is_left_alone(memory_store: Me
     with pytest.raises(InvalidRequestError, match="another call began just now"):
         copy(LogAt(memory_store, "a"), LogAt(other, "b"))
 
-    assert manifest_of(other, "b").num_records == 0
+    assert World(other, "b").manifest().num_records == 0
     assert records(other, "b") == []
 
 
@@ -335,4 +335,4 @@ def test_policy_is_copied(store: ObjectStore) -> None:
 
     policy = PolicyStore(store, "b").load()
     assert (policy.retention_s, policy.percent_max, policy.without_cursors) == (1000, 50, False)
-    assert policy.log_id == manifest_of(store, "b").log_id
+    assert policy.log_id == World(store, "b").manifest().log_id

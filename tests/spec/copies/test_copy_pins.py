@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.copying import collect, fill, records
-from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, damage, life_store
+from tests.world import Crashed, World
 from wal3_core import (
     CorruptError,
     InvalidRequestError,
@@ -77,7 +77,7 @@ def cut_short(source: ObjectStore, target: ObjectStore) -> None:
     """Die at the third fragment; the fragments in flight beside it are stored too."""
     with pytest.raises(Crashed):
         copy(LogAt(source, "a"), LogAt(once(target, 3, crash), "b"))
-    others = len(manifest_of(source, "a").fragments) - 1
+    others = len(World(source).manifest().fragments) - 1
     deadline_s = time.monotonic() + 20
     while sum("/log/" in meta.path for meta in target.list_objects("b/")) < others:
         assert time.monotonic() < deadline_s
@@ -381,4 +381,4 @@ def test_damage_to_copied_objects_names_the_target_and_what_to_do(store: ObjectS
     destroy(store, "b")
     copy(LogAt(store, "a"), LogAt(store, "b"))
     assert records(store, "b") == records(store, "a")
-    assert life_store(store, "b").read(manifest_of(store, "b").fragments[0].path) is not None
+    assert life_store(store, "b").read(World(store, "b").manifest().fragments[0].path) is not None

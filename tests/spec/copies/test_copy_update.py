@@ -9,8 +9,8 @@ import pytest
 
 from tests.spec.copies.test_copy_failures import crash_at
 from tests.spec.copying import FEW, NOW, collect, data, fill, grow, records
-from tests.spec.logs import Crashed, manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_path
+from tests.world import Crashed, World
 from wal3_core import (
     Collector,
     CorruptError,
@@ -62,7 +62,7 @@ def test_update_appends_what_the_source_gained_at_the_same_positions(store: Obje
         LogAt(store, "a"), LogAt(store, "b"), progress=lambda done, total: reported.append((done, total))
     )
 
-    source, target = manifest_of(store, "a"), manifest_of(store, "b")
+    source, target = World(store).manifest(), World(store, "b").manifest()
     assert records(store, "b") == records(store, "a")
     assert (target.setsum, target.pruned, target.first, target.next) == (
         source.setsum,
@@ -114,7 +114,7 @@ def test_source_and_copy_are_collected_each_by_its_own_rules(store: ObjectStore)
 
     assert update(store) == 10
     assert [record.offset for record in records(store, "b")] == list(range(held, held + 11))
-    assert manifest_of(store, "b").setsum == manifest_of(store, "a").setsum
+    assert World(store, "b").manifest().setsum == World(store).manifest().setsum
     assert scrub(store, "b").sound
 
 
@@ -125,7 +125,7 @@ def test_tree_of_a_copy_that_is_updated_often_stays_small(memory_store: MemorySt
         fill(memory_store, "a", 5)
         update(memory_store)
 
-    target = manifest_of(memory_store, "b")
+    target = World(memory_store, "b").manifest()
     assert records(memory_store, "b") == records(memory_store, "a")
     assert len(target.pointers) <= 40
 
@@ -187,7 +187,7 @@ def test_cursor_on_the_source_keeps_what_the_copy_lacks(store: ObjectStore) -> N
 
     collect(store, "a", 8)
 
-    assert manifest_of(store, "a").first.position.offset == 6
+    assert World(store).manifest().first.position.offset == 6
     assert update(store) == 5
 
 
@@ -400,7 +400,7 @@ def test_many_updates_at_once_append_everything_once(memory_store: MemoryStore) 
 def test_damaged_fragment_of_the_source_is_not_appended(memory_store: MemoryStore) -> None:
     backed_up(memory_store)
     fill(memory_store, "a", 1)
-    last = manifest_of(memory_store, "a").fragments[-1]
+    last = World(memory_store).manifest().fragments[-1]
     damage(memory_store, life_path(memory_store, "a", last.path))
 
     with pytest.raises(CorruptError):

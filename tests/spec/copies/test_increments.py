@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER
 from tests.stores import CountingStore
+from tests.world import LATER
 from wal3_core import (
     CursorStore,
     GarbageCollectedError,

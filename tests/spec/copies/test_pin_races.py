@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.copying import NOW
-from tests.spec.logs import Crashed, manifest_of
 from tests.spec.pins import announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
 from tests.stores import FaultyStore
+from tests.world import Crashed, World
 from wal3_core import (
     InvalidRequestError,
     LogWriter,
@@ -123,7 +123,7 @@ def test_announced_collection_delays_no_pin_and_takes_nothing_from_it(store: Obj
     assert isinstance(collector.prune(announced[0]), MarkedGarbage)
     Deleter(store, "a", options=NOW).delete(announced[0])
 
-    assert manifest_of(store, "a").first.position.offset == 6
+    assert World(store).manifest().first.position.offset == 6
     assert [record.offset for record in pinned_records(store, "a", "audit")] == list(range(1, 13))
     assert_whole(store, "a", pin)
 
@@ -153,7 +153,7 @@ def test_running_deleter_takes_nothing_from_a_pin(store: ObjectStore, at: str) -
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
 def test_pin_that_races_a_roll_up_refers_to_nothing_that_can_be_deleted(store: ObjectStore, when: str) -> None:
     held = grow(store, "a")
-    before = manifest_of(store, "a")
+    before = World(store).manifest()
 
     def race() -> None:
         roll_up(store, "a", before)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.copying import NOW, records
-from tests.spec.logs import manifest_of
 from tests.spec.pins import QUICK, assert_whole, collect, collect_orphans, fill, grow, prune, roll_up
 from tests.stores import FaultyStore, damage, life_store
+from tests.world import World
 from wal3_core import (
     AtTime,
     CorruptError,
@@ -38,7 +38,7 @@ def test_pin_is_created_loaded_listed_and_deleted(store: ObjectStore) -> None:
 
     made = pins.create("audit", reason="the audit")
 
-    assert made.manifest == manifest_of(store, "a")
+    assert made.manifest == World(store).manifest()
     assert (made.reason, made.generation) == ("the audit", 2)
     assert pins.load("audit") == made
     assert pins.list() == {"audit": made}

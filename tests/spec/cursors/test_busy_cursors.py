@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LOG, NOW, append, gather, manifest_of, offsets, place, plant
 from tests.stores import FaultyStore
+from tests.world import LOG, NOW, World
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -59,26 +59,28 @@ def busy(store: ObjectStore) -> Iterator[None]:
 
 @pytest.mark.parametrize("store", ["local"], indirect=True)
 def test_every_plan_is_carried_out_beside_200_consumers_that_save_all_the_time(store: ObjectStore) -> None:
-    append(store, RECORDS)
-    place(store, 1, "slowest")
+    world = World(store)
+    world.append(RECORDS)
+    world.move_cursor(1, "slowest")
 
     with busy(store):
         for number in range(ROUNDS):
-            place(store, 2 + number, "slowest")
+            world.move_cursor(2 + number, "slowest")
             # One attempt, with nothing repeated.
-            done = gather(store, replace(NOW, rounds_max=1, orphans_max=0))
+            done = world.collect(replace(NOW, rounds_max=1, orphans_max=0))
             assert not done.plan.empty
-            assert manifest_of(store).first == done.plan.first
+            assert world.manifest().first == done.plan.first
 
-    assert offsets(store)[0] == 1 + ROUNDS
+    assert world.offsets()[0] == 1 + ROUNDS
 
 
 @pytest.mark.parametrize("count", [1, 50])
 def test_cursors_are_loaded_concurrently_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
-    append(memory_store, 3)
+    world = World(memory_store)
+    world.append(3)
     names = [f"c{number:02}" for number in range(count)]
     for name in names:
-        place(memory_store, 2, name)
+        world.move_cursor(2, name)
     faulty = loaded_together(memory_store, "/cursor/", min(count, CURSORS_AHEAD))
 
     assert list(CursorStore(faulty, LOG).offsets()) == names
@@ -86,7 +88,7 @@ def test_cursors_are_loaded_concurrently_and_listed_in_order(memory_store: Objec
 
 @pytest.mark.parametrize("count", [1, 50])
 def test_pins_are_loaded_concurrently_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
-    append(memory_store, 3)
+    World(memory_store).append(3)
     names = [f"p{number:02}" for number in range(count)]
     for name in names:
         PinStore(memory_store, LOG).create(name, reason="a test")
@@ -110,35 +112,37 @@ def loaded_together(store: ObjectStore, folder: str, count: int) -> FaultyStore:
 
 def test_cursor_that_advances_at_every_look_starves_no_plan(store: ObjectStore) -> None:
     """Forward moves require no new plan: it uses the positions it read."""
-    plant(store, cursor=2)
+    world = World(store)
+    world.plant(cursor=2)
     faulty = FaultyStore(store)
     seen = [2]
 
     def before(kind: str, path: str) -> None:
         if (kind == "get" and path.endswith("MANIFEST.json")) or (kind == "list" and path.endswith("/cursor/")):
             seen[0] = min(seen[0] + 1, 20)
-            place(store, seen[0])
+            world.move_cursor(seen[0])
 
     faulty.before = before
-    taken = gather(faulty, replace(NOW, rounds_max=1, orphans_max=0)).plan
+    taken = World(faulty).collect(replace(NOW, rounds_max=1, orphans_max=0)).plan
 
     assert taken.first.seq_no > 2
-    assert offsets(store) == list(range(taken.first.position.offset, 21))
+    assert world.offsets() == list(range(taken.first.position.offset, 21))
 
 
 def test_cursor_at_the_end_of_a_growing_log_is_not_mistaken_for_another_log_s(store: ObjectStore) -> None:
     """At every listing it moves beyond the end of the manifest that was just read."""
-    plant(store, cursor=12)
+    world = World(store)
+    world.plant(cursor=12)
     faulty = FaultyStore(store)
 
     def before(kind: str, path: str) -> None:
         if kind == "list" and path.endswith("/cursor/"):
-            append(store, 1)
-            place(store, manifest_of(store).next.position.offset)
+            world.append(1)
+            world.move_cursor(world.manifest().next.position.offset)
 
     faulty.before = before
-    done = gather(faulty, replace(NOW, rounds_max=1, orphans_max=0))
+    done = World(faulty).collect(replace(NOW, rounds_max=1, orphans_max=0))
 
     assert done.plan.first.seq_no > 12
-    assert manifest_of(store).first.seq_no == done.plan.first.seq_no
-    assert manifest_of(store).announced is None
+    assert world.manifest().first.seq_no == done.plan.first.seq_no
+    assert world.manifest().announced is None

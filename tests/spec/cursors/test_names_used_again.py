@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LOG, NOW, QUICK, append
 from tests.stores import FaultyStore, damage, life_store
+from tests.world import LOG, NOW, QUICK, World
 from wal3_core import (
     CollectionRefusedError,
     CursorConflictError,
@@ -49,7 +49,7 @@ def held(store: ObjectStore) -> list[int]:
 def test_late_delete_of_a_cursor_never_deletes_a_later_cursor_of_that_name(
     store: ObjectStore, request_kind: str
 ) -> None:
-    append(store, 10)
+    World(store).append(10)
     place(store, "other", 11)
     place(store, "c", 8)
     slow = FaultyStore(store)
@@ -68,7 +68,7 @@ def test_late_delete_of_a_cursor_never_deletes_a_later_cursor_of_that_name(
 
 @pytest.mark.parametrize("request_kind", ["replace", "delete"])
 def test_late_delete_of_a_pin_never_deletes_a_later_pin_of_that_name(store: ObjectStore, request_kind: str) -> None:
-    append(store, 10)
+    World(store).append(10)
     place(store, "c", 8)
     PinStore(store, LOG).create("p", reason="an old one")
     slow = FaultyStore(store)
@@ -89,7 +89,8 @@ def test_late_delete_of_a_pin_never_deletes_a_later_pin_of_that_name(store: Obje
 @pytest.mark.parametrize("tries", [1, 2])
 def test_late_create_of_a_cursor_never_restores_a_deleted_one(store: ObjectStore, tries: int) -> None:
     """Also one whose creation was never answered, and that its caller deletes to be sure."""
-    append(store, 10)
+    world = World(store)
+    world.append(10)
     place(store, "other", 11)
     slow = FaultyStore(store)
     slow.fail("create", "/cursor/c.json", "late")
@@ -103,13 +104,13 @@ def test_late_create_of_a_cursor_never_restores_a_deleted_one(store: ObjectStore
 
     slow.arrive()
 
-    append(store, 5)
+    world.append(5)
     assert cursors.load("c") is None
     assert held(store) == list(range(11, 16))
 
 
 def test_late_create_of_a_pin_never_restores_a_deleted_one(store: ObjectStore) -> None:
-    append(store, 3)
+    World(store).append(3)
     slow = FaultyStore(store)
     slow.fail("create", "/pin/p.json", "late")
     pins = PinStore(slow, LOG, retry=QUICK)
@@ -125,7 +126,7 @@ def test_late_create_of_a_pin_never_restores_a_deleted_one(store: ObjectStore) -
 @pytest.mark.parametrize("kind", ["cursor", "pin"])
 def test_delete_that_may_have_been_applied_deletes_nothing_created_after_it(store: ObjectStore, kind: str) -> None:
     """Its answer is lost, and before it reads the object another caller uses the name again."""
-    append(store, 10)
+    World(store).append(10)
     faulty = FaultyStore(store)
     names = CursorStore(faulty, LOG, retry=QUICK) if kind == "cursor" else PinStore(faulty, LOG, retry=QUICK)
 
@@ -152,7 +153,7 @@ def test_delete_that_may_have_been_applied_deletes_nothing_created_after_it(stor
 
 
 def test_cursor_that_is_moved_continuously_can_be_deleted(memory_store: MemoryStore) -> None:
-    append(memory_store, 10)
+    World(memory_store).append(10)
     place(memory_store, "c", 1)
     store, cursors, left = FaultyStore(memory_store), CursorStore(memory_store, LOG), [3]
 
@@ -171,7 +172,7 @@ def test_cursor_that_is_moved_continuously_can_be_deleted(memory_store: MemorySt
 
 
 def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_next_of_that_name(store: ObjectStore) -> None:
-    append(store, 10)
+    World(store).append(10)
     cursors = CursorStore(store, LOG)
     witness = cursors.create("c", LogPosition(5, 0))
     cursors.delete("c")
@@ -189,7 +190,7 @@ def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_next_of_that_name(
 
 
 def test_deleted_names_are_not_visible(store: ObjectStore) -> None:
-    append(store, 10)
+    World(store).append(10)
     cursors, pins = CursorStore(store, LOG), PinStore(store, LOG)
     place(store, "c", 5)
     pins.create("p", reason="a long read")
@@ -211,7 +212,7 @@ def test_deleted_names_are_not_visible(store: ObjectStore) -> None:
 
 
 def test_log_whose_pins_were_deleted_is_destroyed_whole_and_one_with_a_pin_is_not(store: ObjectStore) -> None:
-    append(store, 3)
+    World(store).append(3)
     pins = PinStore(store, LOG)
     pins.create("gone", reason="a long read")
     pins.delete("gone")
@@ -229,7 +230,7 @@ def test_log_whose_pins_were_deleted_is_destroyed_whole_and_one_with_a_pin_is_no
 
 @pytest.mark.parametrize("kind", ["cursor", "pin"])
 def test_damaged_cursor_or_pin_is_deleted_and_its_name_used_again(memory_store: MemoryStore, kind: str) -> None:
-    append(memory_store, 3)
+    World(memory_store).append(3)
     cursors, pins = CursorStore(memory_store, LOG), PinStore(memory_store, LOG)
     acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "cursor": (lambda: cursors.create("n", LogPosition(1, 0)), lambda: cursors.delete("n")),
@@ -246,7 +247,7 @@ def test_damaged_cursor_or_pin_is_deleted_and_its_name_used_again(memory_store: 
 
 
 def test_pin_of_a_name_that_is_never_used_again_is_forgotten_with_its_object(store: ObjectStore) -> None:
-    append(store, 3)
+    World(store).append(3)
     pins = PinStore(store, LOG)
     pins.create("p", reason="a copy")
 

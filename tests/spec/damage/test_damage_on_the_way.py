@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import LOG, leaves, plant
 from tests.spec.compaction.test_key_rollups import roll_keys_up
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import LOG, World
 from wal3_core import (
     CorruptError,
     CursorStore,
@@ -193,7 +193,7 @@ def test_staged_fragment_damaged_in_transit_is_read_again_once(garbling: Garblin
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
 def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryStore, times: int, *, cut: bool) -> None:
-    plant(memory_store, cursor=1)
+    World(memory_store).plant(cursor=1)
     garbling = GarblingStore(memory_store)
     paths = roll_keys_up(memory_store)
     before = {path: life_store(memory_store, LOG).read(path) for path in paths}
@@ -212,11 +212,12 @@ def test_key_rollup_that_was_read_damaged_is_never_deleted(memory_store: MemoryS
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_repair_replaces_nothing_on_the_word_of_one_read(memory_store: MemoryStore, *, cut: bool) -> None:
-    plant(memory_store, cursor=1)
+    world = World(memory_store)
+    world.plant(cursor=1)
     copy(LogAt(memory_store, LOG), LogAt(memory_store, "b"))
     garbling = GarblingStore(memory_store)
     pointer = LogReader.open(memory_store, LOG).scan()[0]
-    snapshot = leaves(memory_store)[0]
+    snapshot = world.leaves()[0]
     sent: list[str] = []
     garbling.before = lambda kind, path: sent.append(kind) if path.startswith(f"{LOG}/") else None
 

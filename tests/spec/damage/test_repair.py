@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import ClockStore
 from tests.spec.copying import FEW, NOW, data, fill, grow, records
 from tests.stores import CountingStore, damage, life_store
+from tests.world import ClockStore
 from wal3_core import (
     CorruptError,
     CursorStore,

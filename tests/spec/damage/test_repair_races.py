@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import ClockStore
 from tests.spec.copies.test_copy_failures import crash_at
 from tests.spec.copying import NOW, collect, data, fill, fragments, grow, records
 from tests.spec.damage.test_repair import A, B, by_copy, by_update, flip, lose, overwrite, pointers, repair, snapshots
-from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore
+from tests.world import ClockStore, Crashed, World
 from wal3_core import (
     CursorStore,
     LogAt,
@@ -283,7 +282,7 @@ def test_log_that_is_written_and_collected_meanwhile_is_repaired(store: ObjectSt
 
     report = repaired_by(faulty, store)
 
-    first = manifest_of(store).first.position.offset
+    first = World(store).manifest().first.position.offset
     assert (first, report.problems) == (16, ())
     assert [record.offset for record in records(store, A)] == list(range(16, 41))
     assert scrub(store, A).balanced

@@ -6,24 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
-    LOG,
-    announce,
-    append,
-    documents,
-    gather,
-    held,
-    manifest_of,
-    offsets,
-    place,
-    plant,
-    prune,
-    reachable,
-    roll,
-)
-from tests.spec.logs import bodies
 from tests.spec.staged.test_staged import OPTIONS, stage
 from tests.stores import life_store
+from tests.world import (
+    LOG,
+    World,
+)
 from wal3_core import LogWriter, scrub
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
@@ -39,42 +27,43 @@ def nothing(_: MemoryStore) -> None:
     pass
 
 
-def prune_twice(store: MemoryStore) -> None:
-    prune(store)
-    place(store, 12)
-    prune(store)
+def prune_twice(world: World) -> None:
+    world.prune()
+    world.move_cursor(12)
+    world.prune()
 
 
-@pytest.mark.parametrize("before", [nothing, announce])
-@pytest.mark.parametrize("meanwhile", [nothing, announce, prune, prune_twice])
+@pytest.mark.parametrize("before", [nothing, World.announce])
+@pytest.mark.parametrize("meanwhile", [nothing, World.announce, World.prune, prune_twice])
 def test_log_whose_manifest_was_restored_goes_on_without_its_garbage_documents(
     memory_store: MemoryStore,
-    before: Callable[[MemoryStore], object],
-    meanwhile: Callable[[MemoryStore], object],
+    before: Callable[[World], object],
+    meanwhile: Callable[[World], object],
 ) -> None:
     """Nothing that the restored log leads to is deleted, and what it does not lead to is, as orphans."""
-    plant(memory_store, cursor=8)
-    before(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=8)
+    before(world)
     older = memory_store.read(f"{LOG}/{MANIFEST}")
     assert older is not None
-    append(memory_store, 5)
-    roll(memory_store)
-    meanwhile(memory_store)
+    world.append(5)
+    world.roll()
+    meanwhile(world)
     inside = life_store(memory_store, LOG)
 
     memory_store.delete(f"{LOG}/{MANIFEST}")
     memory_store.create(f"{LOG}/{MANIFEST}", older)
     for each in [*inside.list_objects(GARBAGE_FOLDER)]:
         inside.delete(each.path)
-    append(memory_store, 9)
-    roll(memory_store)
+    world.append(9)
+    world.roll()
 
-    assert offsets(memory_store) == list(range(1, 30))
+    assert world.offsets() == list(range(1, 30))
     for _ in range(4):
-        gather(memory_store)
-    assert offsets(memory_store) == list(range(12 if meanwhile is prune_twice else 8, 30))
-    assert (documents(memory_store), manifest_of(memory_store).announced) == ([], None)
-    assert held(memory_store) == reachable(memory_store)
+        world.collect()
+    assert world.offsets() == list(range(12 if meanwhile is prune_twice else 8, 30))
+    assert (world.documents(), world.manifest().announced) == ([], None)
+    assert world.stored() == world.reachable()
     assert scrub(memory_store, LOG).sound
 
 
@@ -96,4 +85,4 @@ def test_named_appends_that_a_restored_manifest_lacks_are_made_again(memory_stor
     memory_store.create(f"a/{MANIFEST}", older)
 
     assert [put(name) for name in ("new", "first", "second", "third", "second")] == [False, True, False, False, True]
-    assert bodies(memory_store)[::2] == [b"first", b"new", b"second", b"third"]
+    assert World(memory_store).bodies()[::2] == [b"first", b"new", b"second", b"third"]

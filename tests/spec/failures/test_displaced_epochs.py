@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import Fault, FaultyStore
+from tests.world import World
 from wal3_core import ContentionError, LogWriter, UnknownDurabilityError, WriterOptions, collect
 from wal3_core.options import CollectorOptions, RetryOptions
 
@@ -70,7 +70,7 @@ def test_commit_is_determined_by_the_log_itself_once_its_epoch_has_left_the_tabl
         position = writer.append(b"once")
 
     assert position.offset == (1 if fault.startswith("applied") else 18)
-    assert bodies(faulty.inner).count(b"once") == 1
+    assert World(faulty.inner).bodies().count(b"once") == 1
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "applied-refused", "conflict"])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import Fault, FaultyStore, life_store
+from tests.world import World
 from wal3_core import (
     ContentionError,
     InvalidRequestError,
@@ -58,7 +58,7 @@ def test_append_survives_a_fault_and_the_record_exists_once(
 
     assert faulty.fired[fault] >= 1
     expected = [b"1", b"2", b"3"] if position else [b"1", b"3"]
-    assert bodies(faulty.inner) == expected
+    assert World(faulty.inner).bodies() == expected
     assert last.offset == len(expected)
     assert scrub(faulty.inner, "a").sound
 
@@ -79,7 +79,7 @@ def test_transient_commit_faults_are_not_even_noticed(faulty: FaultyStore, fault
             assert writer.append(b"%d" % index).offset == index + 1
 
     assert faulty.fired[fault] == 10
-    assert bodies(faulty.inner) == [b"%d" % index for index in range(10)]
+    assert World(faulty.inner).bodies() == [b"%d" % index for index in range(10)]
 
 
 def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -> None:
@@ -88,7 +88,7 @@ def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -
         faulty.fail("create", "/log/", "applied-unknown", times=2)
         writer.append(b"once")
 
-    assert bodies(faulty.inner) == [b"once"]
+    assert World(faulty.inner).bodies() == [b"once"]
     assert len(list(life_store(faulty.inner, "a").list_objects("log/"))) == 1
 
 
@@ -102,7 +102,7 @@ def test_commit_that_never_gets_an_answer_is_unknown_and_later_outcomes_are_true
 
         assert writer.append(b"2").offset == 2
 
-    assert bodies(faulty.inner) == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
 
 
 def test_moment_without_an_answer_after_a_lost_commit_costs_no_append(faulty: FaultyStore) -> None:
@@ -114,7 +114,7 @@ def test_moment_without_an_answer_after_a_lost_commit_costs_no_append(faulty: Fa
         assert writer.append(b"1").offset == 1
 
     assert faulty.fired["unavailable"] == 2
-    assert bodies(faulty.inner) == [b"1"]
+    assert World(faulty.inner).bodies() == [b"1"]
 
 
 @pytest.mark.parametrize("fault", ["late", "late-refused"])
@@ -131,7 +131,7 @@ def test_commit_applied_minutes_later_is_at_most_once_and_does_no_harm(faulty: F
 
         position = writer.append(b"2")
 
-    assert bodies(faulty.inner) == [b"1", b"late", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"late", b"2"]
     assert position.offset == 3
     assert scrub(faulty.inner, "a").sound
 
@@ -147,7 +147,7 @@ def test_late_commit_that_lost_its_place_never_appears(faulty: FaultyStore) -> N
 
         writer.append(b"3")
 
-    assert bodies(faulty.inner) == [b"2", b"3"]
+    assert World(faulty.inner).bodies() == [b"2", b"3"]
 
 
 def test_late_upload_of_a_refused_append_is_never_linked(faulty: FaultyStore) -> None:
@@ -159,7 +159,7 @@ def test_late_upload_of_a_refused_append_is_never_linked(faulty: FaultyStore) ->
         faulty.arrive()
         assert writer.append(b"2").offset == 2
 
-    assert bodies(faulty.inner) == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
     assert scrub(faulty.inner, "a").sound
 
 
@@ -182,7 +182,7 @@ def test_failed_upload_fails_its_own_callers_and_those_behind_get_new_places(fau
         type(None),
     ]
     assert "403" in str(outcomes[1])
-    assert bodies(faulty.inner) == [b"%d" % index * 10 for index in (0, 2, 3, 4, 5)]
+    assert World(faulty.inner).bodies() == [b"%d" % index * 10 for index in (0, 2, 3, 4, 5)]
     assert scrub(faulty.inner, "a").sound
 
 
@@ -198,7 +198,7 @@ def test_store_that_denies_fails_fast_says_so_and_recovers_when_healed(faulty: F
         faulty.heal()
         writer.append(b"2")
 
-    assert bodies(faulty.inner) == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
 
 
 def test_log_that_vanished_fails_appends_without_a_hang(faulty: FaultyStore) -> None:
@@ -248,7 +248,7 @@ def test_upload_begun_before_the_fence_moved_is_written_again_under_a_new_name(f
         faulty.before = raise_fence
         assert writer.append(b"2").offset == 2
 
-    assert bodies(faulty.inner) == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
     tokens = [meta.path.split("Writer=")[1][:16] for meta in life_store(faulty.inner, "a").list_objects("log/")]
     assert len(set(tokens)) == 2
     assert len(tokens) == 3
@@ -278,7 +278,7 @@ def test_snapshot_uploaded_before_the_fence_moved_is_written_again_before_it_is_
     used = {snapshot.path for snapshot in LogReader.open(faulty.inner, "a").manifest().snapshots}
     assert used
     assert created[0].removeprefix("a/") not in used
-    assert bodies(faulty.inner) == [b"%d" % index for index in range(30)]
+    assert World(faulty.inner).bodies() == [b"%d" % index for index in range(30)]
 
 
 def test_failing_snapshots_never_fail_an_append(faulty: FaultyStore) -> None:
@@ -296,7 +296,7 @@ def test_failing_snapshots_never_fail_an_append(faulty: FaultyStore) -> None:
     manifest = LogReader.open(faulty.inner, "a").manifest()
     assert held == 20
     assert len(manifest.fragments) < 20
-    assert bodies(faulty.inner) == [b"%d" % index for index in range(40)]
+    assert World(faulty.inner).bodies() == [b"%d" % index for index in range(40)]
 
 
 def test_appends_behind_a_lost_commit_are_appended_nevertheless(faulty: FaultyStore) -> None:
@@ -325,7 +325,7 @@ def test_appends_behind_a_lost_commit_are_appended_nevertheless(faulty: FaultySt
     errors = [type(outcome) for outcome in outcomes]
     assert errors[0] is UnknownDurabilityError
     assert set(errors[errors.count(UnknownDurabilityError) :]) == {type(None)}
-    assert bodies(faulty.inner) == [b"%d" % index for index, outcome in enumerate(outcomes) if outcome is None]
+    assert World(faulty.inner).bodies() == [b"%d" % index for index, outcome in enumerate(outcomes) if outcome is None]
 
 
 def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(faulty: FaultyStore) -> None:
@@ -342,7 +342,7 @@ def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(fau
         faulty.before = touch
         assert writer.append(b"x").offset == 1
 
-    assert bodies(faulty.inner) == [b"x"]
+    assert World(faulty.inner).bodies() == [b"x"]
 
 
 @pytest.mark.slow
@@ -374,7 +374,7 @@ def test_displaced_writer_gets_an_error_when_new_places_are_not_wanted(memory_st
             old.append(b"old 2")
         assert old.append(b"old 3").offset == 3
 
-    assert bodies(memory_store) == [b"old 1", b"new 1", b"old 3"]
+    assert World(memory_store).bodies() == [b"old 1", b"new 1", b"old 3"]
 
 
 @pytest.mark.parametrize("call", ["flush", "close", "resume"])
@@ -417,7 +417,7 @@ def test_call_inside_a_step_of_the_writer_is_refused_if_it_would_wait_for_it(
         assert writer.submit(b"x").result(30).offset == 1
 
     assert [type(error) for error in refused] == [InvalidRequestError] * 3 + [OverloadedError]
-    assert bodies(faulty.inner) == [b"x"]
+    assert World(faulty.inner).bodies() == [b"x"]
 
 
 class Unencodable(ThreadRuntime):
@@ -435,7 +435,7 @@ def test_append_that_fails_before_anything_was_sent_is_not_durable(faulty: Fault
     ):
         writer.append(b"never")
 
-    assert bodies(faulty.inner) == []
+    assert World(faulty.inner).bodies() == []
 
 
 @pytest.mark.parametrize(("kind", "error"), [("head", NotDurableError), ("replace", UnknownDurabilityError)])

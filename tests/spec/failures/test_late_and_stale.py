@@ -8,26 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import (
+from tests.stores import FaultyStore, damage, life_path, life_store
+from tests.world import (
     LOG,
     NOW,
     QUICK,
     Crashed,
-    announce,
-    append,
-    delete,
-    documents,
-    every_pointer,
-    gather,
-    held,
-    manifest_of,
-    offsets,
-    place,
-    plant,
-    prune,
-    reachable,
+    World,
 )
-from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import (
     CollectionRefusedError,
     CursorStore,
@@ -87,33 +75,36 @@ def crash() -> None:
     "changed", [Policy(retention_s=10**8, without_cursors=True), Policy(retention_s=0)], ids=["longer", "with cursors"]
 )
 def test_collection_announced_under_another_policy_is_withdrawn(memory_store: MemoryStore, changed: Policy) -> None:
-    append(memory_store, 20)
+    world = World(memory_store)
+    world.append(20)
     policies = PolicyStore(memory_store, LOG)
     policies.change(lambda _: ALL_GOES)
-    path = announce(memory_store)
+    path = world.announce()
 
     policies.change(lambda _: changed)
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
     assert not isinstance(outcome, MarkedGarbage)
-    assert manifest_of(memory_store).announced is None
-    assert len(offsets(memory_store)) == 20
+    assert world.manifest().announced is None
+    assert len(world.offsets()) == 20
 
 
 def test_collection_is_withdrawn_when_the_last_cursor_is_gone(memory_store: MemoryStore) -> None:
-    plant(memory_store, cursor=12)
-    path = announce(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=12)
+    path = world.announce()
 
     CursorStore(memory_store, LOG).delete("reader")
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
     assert not isinstance(outcome, MarkedGarbage)
-    assert offsets(memory_store)[0] == 1
+    assert world.offsets()[0] == 1
 
 
 def test_document_deleted_as_abandoned_while_it_was_announced_is_written_again(memory_store: MemoryStore) -> None:
     """Another run read it before the announcement, took it for a dead run's, and deletes it at the worst moment."""
-    plant(memory_store, cursor=12)
+    world = World(memory_store)
+    world.plant(cursor=12)
     options = replace(NOW, orphans_max=0)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -136,32 +127,33 @@ def test_document_deleted_as_abandoned_while_it_was_announced_is_written_again(m
     path = announcing.announce(announcing.plan())
     Collector(once(memory_store, "replace", "GARBAGE", forget), LOG, options=options).prune(path)
 
-    assert documents(memory_store) == [path]
+    assert world.documents() == [path]
     assert Deleter(memory_store, LOG, options=options).delete(path).num_deleted > 0
-    assert held(memory_store) == reachable(memory_store)
+    assert world.stored() == world.reachable()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_damaged_snapshot_in_a_garbage_document_stops_no_later_collection(
     memory_store: MemoryStore, depth: int
 ) -> None:
-    plant(memory_store, cursor=12)
+    world = World(memory_store)
+    world.plant(cursor=12)
     collector = Collector(memory_store, LOG, options=NOW)
     plan = collector.plan()
     gone = [
         pointer.path
-        for pointer in every_pointer(memory_store, manifest_of(memory_store).pointers)
+        for pointer in world.pointers(world.manifest().pointers)
         if isinstance(pointer, SnapshotPointer) and pointer.depth == depth
     ]
-    prune(memory_store)
+    world.prune()
     damage(life_store(memory_store, LOG), gone[0])
-    place(memory_store, 16)
+    world.move_cursor(16)
 
-    problems = [deleted.problems for _ in range(2) for deleted in gather(memory_store).deleted]
+    problems = [deleted.problems for _ in range(2) for deleted in world.collect().deleted]
 
     assert any(problems)
     assert plan.first.position.offset == 12
-    assert offsets(memory_store)[0] == 16
+    assert world.offsets()[0] == 16
 
 
 # ---------------------------------------------------------------------- cursors
@@ -169,17 +161,18 @@ def test_damaged_snapshot_in_a_garbage_document_stops_no_later_collection(
 
 def test_cursor_of_a_destroyed_log_never_empties_a_new_one(memory_store: MemoryStore) -> None:
     """Neither a cursor whose write arrives late, nor one whose store was opened before."""
-    append(memory_store, 20)
+    world = World(memory_store)
+    world.append(20)
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.create("reader", LogPosition(20, 0))
     before = life_path(memory_store, LOG, "cursor/late.json")
     held_back = FaultyStore(memory_store)
     held_back.fail("create", "late", "late", times=99)
     with pytest.raises(LogError):
-        place(held_back, 20, "late")
+        World(held_back).move_cursor(20, "late")
     destroy(memory_store, LOG)
-    append(memory_store, 5)
-    place(memory_store, 2, "new")
+    world.append(5)
+    world.move_cursor(2, "new")
 
     held_back.arrive()
     with pytest.raises(LogReplacedError, match="open it again"):
@@ -189,27 +182,29 @@ def test_cursor_of_a_destroyed_log_never_empties_a_new_one(memory_store: MemoryS
 
     assert memory_store.head(before) is not None
     assert list(CursorStore(memory_store, LOG).list()) == ["new"]
-    assert gather(memory_store).plan.first.position.offset == 2
-    assert len(offsets(memory_store)) == 4
+    assert world.collect().plan.first.position.offset == 2
+    assert len(world.offsets()) == 4
 
 
 def test_cursor_beyond_the_end_stops_every_collection(memory_store: MemoryStore) -> None:
-    append(memory_store, 5)
+    world = World(memory_store)
+    world.append(5)
     stray = Cursor(
-        position=LogPosition(20, 0), epoch_us=0, writer="a test", generation=1, log_id=manifest_of(memory_store).log_id
+        position=LogPosition(20, 0), epoch_us=0, writer="a test", generation=1, log_id=world.manifest().log_id
     )
     life_store(memory_store, LOG).create("cursor/late.json", stray.to_bytes())
 
     with pytest.raises(CollectionRefusedError, match="expected cursors up to its end, 6, found .*late.*20"):
-        gather(memory_store)
+        world.collect()
 
-    assert len(offsets(memory_store)) == 5
+    assert len(world.offsets()) == 5
 
 
 def test_move_of_a_cursor_left_below_the_first_record_is_refused_with_its_new_place(memory_store: MemoryStore) -> None:
     """A process moved it back and died before it read the manifest; its next reader continues from the new place."""
-    plant(memory_store, cursor=12)
-    announce(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=12)
+    world.announce()
     dying = FaultyStore(memory_store)
 
     def die(kind: str, path: str) -> None:
@@ -218,7 +213,7 @@ def test_move_of_a_cursor_left_below_the_first_record_is_refused_with_its_new_pl
 
     dying.before = die
     with pytest.raises(Crashed):
-        place(dying, 3)
+        World(dying).move_cursor(3)
 
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.load("reader")
@@ -227,12 +222,13 @@ def test_move_of_a_cursor_left_below_the_first_record_is_refused_with_its_new_pl
         cursors.save("reader", LogPosition(5, 0), witness)
 
     assert place_of(memory_store) == 12
-    assert gather(memory_store).plan.empty
+    assert world.collect().plan.empty
 
 
 def test_moving_a_cursor_reads_the_manifest_once_and_then_never(memory_store: MemoryStore) -> None:
-    append(memory_store, 20)
-    place(memory_store, 2)
+    world = World(memory_store)
+    world.append(20)
+    world.move_cursor(2)
     asked: list[str] = []
     store = FaultyStore(memory_store)
     store.before = lambda kind, path: asked.append(f"{kind} {path}")
@@ -248,8 +244,9 @@ def test_moving_a_cursor_reads_the_manifest_once_and_then_never(memory_store: Me
 
 
 def test_cursor_that_is_being_corrected_raises_no_alarm(memory_store: MemoryStore) -> None:
-    plant(memory_store, cursor=12)
-    path = prune(memory_store)
+    world = World(memory_store)
+    world.plant(cursor=12)
+    path = world.prune()
     looks: list[str] = []
     store = FaultyStore(memory_store)
 
@@ -257,12 +254,12 @@ def test_cursor_that_is_being_corrected_raises_no_alarm(memory_store: MemoryStor
         if kind == "list" and at.endswith("/cursor/"):
             looks.append(at)
             if len(looks) == 2:
-                place(memory_store, 12)
+                world.move_cursor(12)
 
     store.before = before
     abandon(memory_store)
 
-    assert delete(store, path).finished
+    assert World(store).delete(path).finished
     assert len(looks) == 2
 
 
@@ -282,18 +279,19 @@ def abandon(store: ObjectStore) -> None:
 
     dying.before = die
     with pytest.raises(Crashed):
-        place(dying, 3)
+        World(dying).move_cursor(3)
 
 
 # ---------------------------------------------------------------------- pins, copies, destroyed logs
 
 
 def test_log_that_is_being_destroyed_cannot_be_pinned(memory_store: MemoryStore) -> None:
-    append(memory_store, 5)
+    world = World(memory_store)
+    world.append(5)
     store, refused = FaultyStore(memory_store), []
 
     def pin(kind: str, path: str) -> None:
-        announced = kind == "replace" and manifest_of(memory_store).destroying
+        announced = kind == "replace" and world.manifest().destroying
         if not (announced or (kind == "delete" and "/log/" in path)):
             return
         expected = "found it being destroyed" if announced else "found that it was destroyed"
@@ -310,9 +308,10 @@ def test_log_that_is_being_destroyed_cannot_be_pinned(memory_store: MemoryStore)
 
 
 def test_copy_with_cursors_is_finished_though_the_source_lost_a_cursor_meanwhile(memory_store: MemoryStore) -> None:
-    append(memory_store, 5)
-    place(memory_store, 2)
-    place(memory_store, 3, "other")
+    world = World(memory_store)
+    world.append(5)
+    world.move_cursor(2)
+    world.move_cursor(3, "other")
     written: list[str] = []
     dying = FaultyStore(memory_store)
 
@@ -336,7 +335,8 @@ def test_copy_with_cursors_is_finished_though_the_source_lost_a_cursor_meanwhile
 @pytest.mark.parametrize(("kind", "at"), [("replace", "MANIFEST"), ("create", "/log/")])
 def test_failing_copy_leaves_another_copy_its_pin(memory_store: MemoryStore, kind: str, at: str) -> None:
     """It fails either while taking the claim over or afterwards."""
-    plant(memory_store, cursor=12)
+    world = World(memory_store)
+    world.plant(cursor=12)
     failed: list[str] = []
 
     def fail_beside() -> None:
@@ -345,8 +345,8 @@ def test_failing_copy_leaves_another_copy_its_pin(memory_store: MemoryStore, kin
         with pytest.raises(StoreDeniedError, match="expected access"):
             copy(LogAt(memory_store, LOG), LogAt(denied, "t"))
         failed.append(kind)
-        gather(memory_store)
-        gather(memory_store)
+        world.collect()
+        world.collect()
 
     first = once(memory_store, "create", "/log/", fail_beside)
     if kind == "create":
@@ -358,7 +358,7 @@ def test_failing_copy_leaves_another_copy_its_pin(memory_store: MemoryStore, kin
         copy(LogAt(memory_store, LOG), LogAt(first, "t"))
 
     assert failed == [kind]
-    assert offsets(memory_store)[0] == 12
+    assert world.offsets()[0] == 12
     assert [record.offset for record in records_across(memory_store, "t")] == list(range(1, 21))
 
 
@@ -369,22 +369,23 @@ HALF = "na\udcefve"
 
 
 def test_text_that_could_not_be_read_back_is_never_written(memory_store: MemoryStore) -> None:
-    append(memory_store, 3)
-    before = manifest_of(memory_store)
+    world = World(memory_store)
+    world.append(3)
+    before = world.manifest()
 
     with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
         seal(memory_store, LOG, reason=HALF)
     with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
         PinStore(memory_store, LOG).create("audit", reason=HALF)
 
-    assert manifest_of(memory_store) == before
+    assert world.manifest() == before
     assert PinStore(memory_store, LOG).list() == {}
     assert seal(memory_store, LOG, reason="whole: \U0001f512 and \\ud83d").reason == "whole: \U0001f512 and \\ud83d"
 
 
 @pytest.mark.parametrize("retention_s", [-1, 2**64, 1.5, True])
 def test_retention_that_could_not_be_read_back_is_refused(memory_store: MemoryStore, retention_s: int) -> None:
-    append(memory_store, 3)
+    World(memory_store).append(3)
 
     with pytest.raises(InvalidRequestError, match="retention_s: expected an integer"):
         PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, retention_s=retention_s))
@@ -393,23 +394,25 @@ def test_retention_that_could_not_be_read_back_is_refused(memory_store: MemorySt
 
 
 def test_impossible_cursor_name_is_reported_as_damage(memory_store: MemoryStore) -> None:
-    append(memory_store, 3)
-    place(memory_store, 2)
+    world = World(memory_store)
+    world.append(3)
+    world.move_cursor(2)
     life_store(memory_store, "a").create(f"cursor/{'x' * 201}.json", b"{}")
 
     with pytest.raises(CollectionRefusedError, match="expected cursor/<name>.json"):
-        gather(memory_store)
+        world.collect()
 
 
 def test_log_is_collected_entirely_when_its_policy_allows_it(memory_store: MemoryStore) -> None:
     """Age alone decides, and each record is old enough."""
-    append(memory_store, 20)
+    world = World(memory_store)
+    world.append(20)
     PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, without_cursors=True, retention_s=0))
     options = replace(NOW, fraction_max=0.9, retry=QUICK)
     with pytest.raises(CollectionRefusedError, match="at most 90%"):
-        gather(memory_store, options)
+        world.collect(options)
 
     PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, percent_max=100))
 
-    assert gather(memory_store, options).plan.num_records == 20
-    assert offsets(memory_store) == []
+    assert world.collect(options).plan.num_records == 20
+    assert world.offsets() == []

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     CursorStore,
     InvalidRequestError,
@@ -77,7 +77,7 @@ def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore)
         futures = [writer.submit(b"%d" % number) for number in range(20)]
         assert [future.result(30).offset for future in futures] == list(range(2, 22))
 
-    assert bodies(faulty.inner) == [b"before", *(b"%d" % number for number in range(20))]
+    assert World(faulty.inner).bodies() == [b"before", *(b"%d" % number for number in range(20))]
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_request_of_an_append_is_retried_for_the_append_s_timeout_alone(
 
         assert took_s(append) >= 0.5
 
-    assert bodies(memory_store) == [b"x"]
+    assert World(memory_store).bodies() == [b"x"]
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyS
         for future in young:
             future.result(30)
 
-    assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
+    assert World(faulty.inner).bodies()[-3:] == [b"young 0", b"young 1", b"young 2"]
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_appends_waiting_in_an_outage_are_bounded_and_visible(faulty: FaultyStor
     assert (after.bytes_held, after.appends_waiting) == (0, 0)
     assert after.num_fragments >= after.num_commits > 0
     assert after.commits_per_s > 0
-    assert bodies(faulty.inner) == [b"x" * KIB] * 6
+    assert World(faulty.inner).bodies() == [b"x" * KIB] * 6
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
@@ -202,7 +202,7 @@ def test_submit_waits_for_room_no_longer_than_its_timeout(faulty: FaultyStore, t
         writer.submit(b"second", timeout_s=0).result(30)
         assert writer.stats().bytes_held == 0
 
-    assert bodies(faulty.inner) == [b"first", b"second"]
+    assert World(faulty.inner).bodies() == [b"first", b"second"]
 
 
 def test_append_that_gets_room_in_time_is_not_refused(faulty: FaultyStore) -> None:
@@ -233,7 +233,7 @@ def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> N
             writer.submit(b"second", timeout_s=29)
         gate.set()
 
-    assert bodies(faulty.inner) == [b"first"]
+    assert World(faulty.inner).bodies() == [b"first"]
 
 
 def test_wait_for_room_may_be_infinite(faulty: FaultyStore) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.fleet.test_marking import wait_until
-from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
+from tests.world import World
 from wal3_core import (
     AppendReplacedError,
     BackPressureError,
@@ -120,7 +120,7 @@ def test_log_over_its_limit_refuses_appends_until_its_last_consumer_has_caught_u
 
         advance(store, "slow", LIMIT + 2)
         accepted_later(fleet, runtime)
-    assert manifest_of(store).next.position.offset == LIMIT + 3
+    assert World(store).manifest().next.position.offset == LIMIT + 3
 
 
 def test_refused_log_is_not_checked_again_within_a_few_seconds(memory_store: MemoryStore, runtime: Later) -> None:

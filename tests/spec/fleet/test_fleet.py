@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.fleet.test_marking import spans, wait_until
-from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore
+from tests.world import World
 from wal3_core import (
     AppendReplacedError,
     ClosedError,
@@ -75,8 +75,8 @@ def test_each_log_gets_its_records_in_order_and_its_markers(store: ObjectStore) 
         stats = fleet.stats()
         assert (stats.appends, stats.appends_failed, stats.logs_open) == (16, 0, 2)
         assert stats.logs_opened == stats.logs_closed + 2
-    assert bodies(store, logs[0]) == [b"0", b"1", b"2", b"x", b"y"]
-    assert bodies(store, logs[4]) == [b"0", b"1", b"2"]
+    assert World(store, logs[0]).bodies() == [b"0", b"1", b"2", b"x", b"y"]
+    assert World(store, logs[4]).bodies() == [b"0", b"1", b"2"]
     assert spans(store, logs[4]) == [(1, 2), (2, 3), (3, 4)]
 
 
@@ -138,7 +138,7 @@ def test_caller_waits_for_an_open_log_to_become_idle(faulty: FaultyStore) -> Non
             gate.set()
             assert waiting.result(LIMIT_S).offset == 1
         future.result(LIMIT_S)
-    assert bodies(faulty.inner, "b") == [b"1"]
+    assert World(faulty.inner, "b").bodies() == [b"1"]
 
 
 def test_held_writer_keeps_its_log_open(memory_store: MemoryStore) -> None:
@@ -153,7 +153,7 @@ def test_held_writer_keeps_its_log_open(memory_store: MemoryStore) -> None:
             fleet.append(log, b"x")
         fleet.append("a", b"4")
         assert fleet.stats().logs_opened == 7
-    assert bodies(memory_store, "a") == [b"1", b"2", b"3", b"4"]
+    assert World(memory_store).bodies() == [b"1", b"2", b"3", b"4"]
 
 
 def test_bytes_of_all_logs_together_are_bounded(faulty: FaultyStore) -> None:
@@ -183,7 +183,7 @@ def test_log_that_was_replaced_is_opened_anew(memory_store: MemoryStore) -> None
         with pytest.raises(AppendReplacedError):
             fleet.append("a", b"lost")
         assert fleet.append("a", b"new").offset == 1
-    assert bodies(memory_store, "a") == [b"new"]
+    assert World(memory_store).bodies() == [b"new"]
 
 
 def test_name_of_a_sealed_and_destroyed_log_can_be_used_again(memory_store: MemoryStore) -> None:
@@ -197,7 +197,7 @@ def test_name_of_a_sealed_and_destroyed_log_can_be_used_again(memory_store: Memo
         destroy(memory_store, "a")
         LogWriter.create(memory_store, "a")
         assert fleet.append("a", b"new").offset == 1
-    assert bodies(memory_store, "a") == [b"new"]
+    assert World(memory_store).bodies() == [b"new"]
 
 
 def test_log_that_was_destroyed_is_created_again_by_a_fleet_that_creates(memory_store: MemoryStore) -> None:
@@ -208,7 +208,7 @@ def test_log_that_was_destroyed_is_created_again_by_a_fleet_that_creates(memory_
         with pytest.raises(NotDurableError, match="destroyed"):
             fleet.append("a", b"lost")
         assert fleet.append("a", b"new").offset == 1
-    assert bodies(memory_store, "a") == [b"new"]
+    assert World(memory_store).bodies() == [b"new"]
 
 
 def test_log_that_fails_disturbs_no_other(faulty: FaultyStore) -> None:
@@ -238,7 +238,7 @@ def test_close_waits_for_what_was_submitted_and_refuses_more(faulty: FaultyStore
     assert future.done()
     with pytest.raises(ClosedError):
         fleet.append("a", b"3")
-    assert bodies(faulty.inner, "a") == [b"1", b"2"]
+    assert World(faulty.inner).bodies() == [b"1", b"2"]
 
 
 def test_flush_waits_for_every_log(faulty: FaultyStore) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies, manifest_of
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     ClosedError,
     InvalidRequestError,
@@ -79,14 +79,15 @@ def hold(store: FaultyStore, gate: threading.Event, part: str, kind: str = "crea
 
 
 def test_acknowledged_append_has_its_marker_at_its_place(store: ObjectStore) -> None:
+    world = World(store)
     with DirtyLog.open_or_create(store, "s") as dirty, LogWriter.open_or_create(store, "a", marks=dirty) as writer:
         for number in range(3):
             position = writer.append_many([b"%d" % number] * (number + 1))
             newest = markers_of(store)[-1]
             assert newest.log == "a"
-            assert newest.life == life_of_log(manifest_of(store).log_id)
+            assert newest.life == life_of_log(world.manifest().log_id)
             assert newest.start == position.offset
-            assert newest.limit == manifest_of(store).next.position
+            assert newest.limit == world.manifest().next.position
             assert (newest.num_records, newest.reinsertions) == (number + 1, 0)
 
 
@@ -95,7 +96,7 @@ def test_append_is_not_acknowledged_before_its_marker_is_durable(faulty: FaultyS
     with DirtyLog.open_or_create(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
         future = writer.submit(b"x")
         assert came.wait(LIMIT_S)
-        wait_until(lambda: bodies(faulty.inner) == [b"x"])
+        wait_until(lambda: World(faulty.inner).bodies() == [b"x"])
         assert not future.done()
         assert writer.stats().appends_waiting == 1
         flushed = threading.Thread(target=writer.flush)
@@ -148,7 +149,7 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
         faulty.heal()
         # Neither the writer nor the dirty log is stuck.
         assert writer.append(b"z").offset == 4
-    assert bodies(faulty.inner) == [b"first", b"x", b"y", b"z"]
+    assert World(faulty.inner).bodies() == [b"first", b"x", b"y", b"z"]
 
 
 def test_append_waits_for_its_marker_no_longer_than_its_own_time(faulty: FaultyStore, gate: threading.Event) -> None:
@@ -166,7 +167,7 @@ def test_append_waits_for_its_marker_no_longer_than_its_own_time(faulty: FaultyS
         # The marker is late, and lands: maintenance learns of the record.
         wait_until(lambda: spans(faulty.inner, "a") == [(1, 2)])
         assert writer.append(b"y").offset == 2
-    assert bodies(faulty.inner) == [b"x", b"y"]
+    assert World(faulty.inner).bodies() == [b"x", b"y"]
 
 
 def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
@@ -176,14 +177,14 @@ def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uplo
         # Until the dirty log's writer learns of the seal, fragments are uploaded beside their markers.
         with pytest.raises((UnmarkedError, NotDurableError)):
             writer.append(b"y")
-        held = bodies(faulty.inner)
+        held = World(faulty.inner).bodies()
         uploads: list[str] = []
         faulty.before = lambda kind, path: uploads.append(path) if kind == "create" else None
         with pytest.raises(NotDurableError, match="sealed") as refused:
             writer.append(b"z")
         assert isinstance(refused.value.__cause__, SealedError)
         assert uploads == []
-    assert bodies(faulty.inner) == held
+    assert World(faulty.inner).bodies() == held
 
 
 def test_destroyed_dirty_log_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
@@ -193,11 +194,11 @@ def test_destroyed_dirty_log_refuses_appends_before_anything_is_uploaded(faulty:
         destroy(faulty.inner, "dirty/s")
         with pytest.raises((UnmarkedError, NotDurableError)):
             writer.append(b"y")
-        held = bodies(faulty.inner)
+        held = World(faulty.inner).bodies()
         for _ in range(2):
             with pytest.raises(NotDurableError, match="destroyed"):
                 writer.append(b"z")
-    assert bodies(faulty.inner) == held
+    assert World(faulty.inner).bodies() == held
 
 
 def test_markers_that_wait_fail_with_the_last_lane(faulty: FaultyStore, gate: threading.Event) -> None:
@@ -209,7 +210,7 @@ def test_markers_that_wait_fail_with_the_last_lane(faulty: FaultyStore, gate: th
     futures = [first.submit(b"x")]
     assert came.wait(LIMIT_S)
     futures.append(second.submit(b"y"))
-    wait_until(lambda: bodies(faulty.inner, "b") == [b"y"])
+    wait_until(lambda: World(faulty.inner, "b").bodies() == [b"y"])
     seal(faulty.inner, "dirty/s", reason="no server any more")
     gate.set()
     for future in futures:
@@ -311,13 +312,13 @@ def test_server_that_writes_many_logs_at_once_marks_them_together(faulty: Faulty
         futures = [writers[0].submit(b"x")]
         assert came.wait(LIMIT_S)
         futures += [writer.submit(b"x") for writer in writers[1:]]
-        wait_until(lambda: all(bodies(faulty.inner, name) == [b"x"] for name in names))
+        wait_until(lambda: all(World(faulty.inner, name).bodies() == [b"x"] for name in names))
         gate.set()
         for future in futures:
             future.result(LIMIT_S)
         for writer in writers:
             writer.close()
-    marked = manifest_of(faulty.inner, "dirty/s")
+    marked = World(faulty.inner, "dirty/s").manifest()
     assert (marked.num_records, len(marked.fragments)) == (20, 2)
 
 
@@ -331,7 +332,7 @@ def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStor
         writer.append(b"y")
     assert isinstance(refused.value.__cause__, ClosedError)
     writer.close()
-    assert bodies(faulty.inner) == [b"x"]
+    assert World(faulty.inner).bodies() == [b"x"]
 
 
 @pytest.mark.parametrize("server", ["", "a/b", "log", "ü", 7])

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import DAY_S, NOW, ClockStore
-from tests.spec.logs import bodies, manifest_of
 from tests.spec.rolling import (
     ALL,
     AT_ONCE,
@@ -24,6 +22,7 @@ from tests.spec.rolling import (
     read,
 )
 from tests.stores import CountingStore, FaultyStore, damage
+from tests.world import DAY_S, NOW, ClockStore, World
 from wal3_core import (
     Cleanup,
     CorruptError,
@@ -76,7 +75,7 @@ def test_handled_logs_are_no_longer_marked_and_the_others_are(store: ObjectStore
     assert plan.selected == ("a", "b", "tenant/c")
     assert [each.num_records for each in plan.logs] == [6, 3, 3]
     assert (plan.num_records, plan.marker_range.num_markers) == (12, 4)
-    assert plan.num_bytes == sum(manifest_of(store, log).num_bytes for log in plan.selected)
+    assert plan.num_bytes == sum(World(store, log).manifest().num_bytes for log in plan.selected)
     assert (done.outcome, done.num_reinserted, done.limit) == (RollUpEnd.ADVANCED, 1, 5)
     assert marked(store) == {"b": (1, 4)}
     [kept] = read(store).logs
@@ -92,7 +91,7 @@ def test_log_is_selected_when_it_is_too_old_too_big_or_was_reinserted_too_often(
     assert decisions(read(store, hourly)) == {"a": Decision.KEPT}
     assert decisions(read(store, replace(PATIENT, records_max=5))) == {"a": Decision.SELECTED}
     assert decisions(read(store, replace(PATIENT, records_max=6))) == {"a": Decision.KEPT}
-    num_bytes = manifest_of(store, "a").num_bytes
+    num_bytes = World(store).manifest().num_bytes
     assert decisions(read(store, replace(PATIENT, bytes_max=num_bytes))) == {"a": Decision.SELECTED}
     assert decisions(read(store, replace(PATIENT, bytes_max=num_bytes + 1))) == {"a": Decision.KEPT}
     assert decisions(read(store, once)) == {"a": Decision.KEPT}
@@ -196,11 +195,12 @@ def test_records_appended_after_the_plan_stay_marked_when_their_log_is_handled(s
 
 def test_overdue_marker_is_dropped_once_the_fence_has_moved_and_not_by_its_age(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
+    world = World(store)
     grow(store, "a", dirty_log=None)
     mark(store, begun(store, "a", 3))
     later = replace(PATIENT, undecided_s=900)
     RollUp(store, DIRTY, options=later).finish(read(store, later))
-    assert manifest_of(store, "a").fence == 0
+    assert world.manifest().fence == 0
     store.pass_s(DAY_S)
 
     plan = read(store, later)
@@ -212,7 +212,7 @@ def test_overdue_marker_is_dropped_once_the_fence_has_moved_and_not_by_its_age(m
 
     assert plan.logs[0].overdue
     assert held == {"a": (2, 5)}
-    assert manifest_of(store, "a").fence == 1
+    assert world.manifest().fence == 1
     assert (done.outcome, done.num_fenced) == (RollUpEnd.ADVANCED, 1)
     assert marked(store) == {}
 
@@ -232,12 +232,13 @@ def test_fragment_committed_just_before_the_fence_moves_stays_marked(memory_stor
     store.before = commit
     RollUp(store, DIRTY, options=AT_ONCE).finish(plan)
 
-    assert len(bodies(store, "a")) == 4
+    assert len(World(store).bodies()) == 4
     assert marked(store) == {"a": (2, 5)}
 
 
 def test_append_whose_upload_the_fence_cut_off_gets_a_new_place_and_succeeds(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
+    world = World(store)
     grow(store, "a", dirty_log=None)
     mark(store, begun(store, "a"))
 
@@ -250,9 +251,9 @@ def test_append_whose_upload_the_fence_cut_off_gets_a_new_place_and_succeeds(mem
         store.before = fence
         position = writer.append(b"late")
 
-    assert manifest_of(store, "a").fence == 1
+    assert world.manifest().fence == 1
     assert position.offset == 2
-    assert bodies(store, "a")[1:] == [b"late"]
+    assert world.bodies()[1:] == [b"late"]
 
 
 def test_sealed_log_decides_every_marker(store: ObjectStore) -> None:
@@ -268,7 +269,7 @@ def test_sealed_log_decides_every_marker(store: ObjectStore) -> None:
 
     assert decisions(plan) == {"a": Decision.CAUGHT_UP, "b": Decision.SELECTED}
     assert marked(store) == {"b": (3, 4)}
-    assert [manifest_of(store, log).fence for log in ("a", "b")] == [0, 0]
+    assert [World(store, log).manifest().fence for log in ("a", "b")] == [0, 0]
 
 
 def test_log_whose_marked_records_were_collected_is_dropped(store: ObjectStore) -> None:
@@ -418,14 +419,15 @@ def test_plan_is_the_same_after_a_way_through_text(store: ObjectStore) -> None:
 
 
 def test_reading_changes_nothing_but_the_object_that_has_the_store_s_time(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     grow(memory_store, "a", 3)
     mark(memory_store, begun(memory_store, "a", 2))
-    before = {meta.path for meta in memory_store.list_objects("")}, manifest_of(memory_store, "a")
+    before = {meta.path for meta in memory_store.list_objects("")}, world.manifest()
 
     read(memory_store, replace(ALL, undecided_s=0))
 
     after = {meta.path for meta in memory_store.list_objects("") if not meta.path.endswith("gc/CLOCK")}
-    assert (after, manifest_of(memory_store, "a")) == before
+    assert (after, world.manifest()) == before
 
 
 def test_caller_that_may_not_write_can_read_a_plan(memory_store: MemoryStore) -> None:
@@ -461,17 +463,18 @@ def test_caller_that_may_not_learn_the_store_s_time_is_warned_and_uses_its_clock
 
 def test_no_fence_moves_by_the_clock_of_a_machine(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
+    world = World(store)
     store.pass_s(-7200)
     grow(store, "a")
     mark(store, begun(store, "a", 2))
     for kind in ("create", "replace"):
         store.fail(kind, "gc/CLOCK", "denied", times=100)
-    before = manifest_of(store, "a").fence
+    before = world.manifest().fence
 
     plan = read(store)
     RollUp(store, DIRTY, options=PATIENT).finish(plan, plan.selected)
 
-    assert (plan.selected, manifest_of(store, "a").fence) == (("a",), before)
+    assert (plan.selected, world.manifest().fence) == (("a",), before)
     assert marked(store) == {"a": (2, 4)}
 
 

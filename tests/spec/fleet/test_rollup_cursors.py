@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.spec.logs import manifest_of
 from tests.spec.rolling import ALL, DIRTY, grow, marked, read
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import CursorStore, LogPosition
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
 from wal3_core.fleet.dirty.rollup_plan import Decision
@@ -23,7 +23,7 @@ def test_cursor_beyond_the_end_of_a_restored_log_says_nothing_of_what_was_proces
     older = memory_store.read(path)
     assert older is not None
     grow(memory_store, "a", 9, dirty_log=None)
-    CursorStore(memory_store, "a").create("done", manifest_of(memory_store, "a").next.position)
+    CursorStore(memory_store, "a").create("done", World(memory_store).manifest().next.position)
     memory_store.delete(path)
     memory_store.create(path, older)
     grow(memory_store, "a", 2)
@@ -50,7 +50,7 @@ def test_cursor_beyond_the_manifest_that_was_loaded_is_compared_with_a_newer_one
             grow(memory_store, "a", 3, dirty_log=None)
             witness = CursorStore(memory_store, "a").load("done")
             assert witness is not None
-            CursorStore(memory_store, "a").save("done", manifest_of(memory_store, "a").next.position, witness)
+            CursorStore(memory_store, "a").save("done", World(memory_store).manifest().next.position, witness)
 
     plan = read(FaultyStore(memory_store, before=move), options)
 

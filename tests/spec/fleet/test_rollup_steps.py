@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import NOW, Later
-from tests.spec.logs import Crashed, manifest_of
 from tests.spec.rolling import (
     ALL,
     AT_ONCE,
@@ -24,6 +22,7 @@ from tests.spec.rolling import (
     read,
 )
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import NOW, Crashed, Later, World
 from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, collect, seal
 from wal3_core.fleet.dirty.dirty_log import assigned, dirty_logs
 from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp, RollUpEnd
@@ -47,7 +46,7 @@ def plant(store: ObjectStore) -> None:
     """Mark logs for every decision: one to be handled, one kept, one done, one under way, one under way for long."""
     for log in ("a", "b", "done", "under-way"):
         grow(store, log, 3)
-    CursorStore(store, "done").create("done", manifest_of(store, "done").next.position)
+    CursorStore(store, "done").create("done", World(store, "done").manifest().next.position)
     mark(store, begun(store, "under-way", 2))
     for log in ("a", "b"):
         mark(store, begun(store, log))
@@ -131,12 +130,13 @@ def test_request_with_an_unclear_answer_loses_no_marker(
 
 
 def test_finish_repeated_or_beaten_changes_nothing(store: ObjectStore) -> None:
+    world = World(store, DIRTY)
     for log in ("a", "b"):
         grow(store, log)
     rollup = RollUp(store, DIRTY, options=ALL)
     plan, beaten = rollup.read(), rollup.read()
     first = rollup.finish(plan, ["a"])
-    place, left, after = place_of(store), marked(store), manifest_of(store, DIRTY)
+    place, left, after = place_of(store), marked(store), world.manifest()
 
     again, other = rollup.finish(plan, ["a"]), rollup.finish(beaten, ["a", "b"])
 
@@ -145,7 +145,7 @@ def test_finish_repeated_or_beaten_changes_nothing(store: ObjectStore) -> None:
         RollUpEnd.OVERTAKEN,
         RollUpEnd.OVERTAKEN,
     )
-    assert (place_of(store), marked(store), manifest_of(store, DIRTY)) == (place, left, after)
+    assert (place_of(store), marked(store), world.manifest()) == (place, left, after)
     assert left == {"b": (1, 2)}
 
 
@@ -225,7 +225,7 @@ def test_cursor_below_the_first_marker_is_rolled_up_from_there_and_reported(memo
     path = f"cursor/{ROLLUP}.json"
     before = inside.read(path)
     assert before is not None
-    cursors.save(ROLLUP, manifest_of(memory_store, DIRTY).next.position, witness)
+    cursors.save(ROLLUP, World(memory_store, DIRTY).manifest().next.position, witness)
     collect(memory_store, DIRTY, options=NOW)
     # An older version of the cursor is restored by hand.
     inside.delete(path)
@@ -274,7 +274,7 @@ def test_dirty_log_of_a_quiet_fleet_shrinks_to_nothing_and_is_collected(store: O
     quiet = rollup.read()
     assert (quiet.marker_range.num_markers, quiet.logs) == (0, ())
     assert rollup.finish(quiet).outcome is RollUpEnd.NOTHING_TO_DO
-    assert manifest_of(store, DIRTY).num_records <= 1
+    assert World(store, DIRTY).manifest().num_records <= 1
     assert len(list(life_store(store, DIRTY).list_objects("log/"))) <= 1
 
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tests.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
-from tests.spec.collecting import NOW
-from tests.spec.logs import manifest_of
 from tests.stores import damage, life_path, life_store
+from tests.world import NOW, World
 from wal3_core import (
     Cleanup,
     Collector,
@@ -144,7 +143,7 @@ def cursors_of(store: ObjectStore, log: str) -> dict[Owner | None, Cursor]:
 
 def state(store: ObjectStore, log: str, thing: Thing) -> object:
     """Return what there is of a thing in a log; something false if nothing."""
-    manifest = manifest_of(store, log)
+    manifest = World(store, log).manifest()
     for owner, each in CURSORS.items():
         if each is thing:
             found = cursors_of(store, log).get(owner)
@@ -224,7 +223,7 @@ def updated(store: ObjectStore, thing: Thing) -> str:
 
 
 def append_more(store: ObjectStore, key: bytes) -> None:
-    if manifest_of(store, "a").seal is None:
+    if World(store).manifest().seal is None:
         with LogWriter.open(store, "a", options=OPTIONS) as writer:
             writer.append(b"more", key=key)
 
@@ -272,7 +271,7 @@ def migrated(store: ObjectStore) -> str:
 
 
 def sealed(store: ObjectStore) -> str:
-    if manifest_of(store, "a").seal is None:
+    if World(store).manifest().seal is None:
         seal(store, "a", reason="full")
     return "a"
 

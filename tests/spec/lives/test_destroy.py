@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import Crashed
 from tests.stores import FaultyStore, life_store
+from tests.world import Crashed
 from wal3_core import (
     CorruptError,
     CursorStore,

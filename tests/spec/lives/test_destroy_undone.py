@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.consuming import BY_HAND
-from tests.spec.logs import manifest_of
 from tests.spec.pins import fill
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     Consumer,
     FeedReader,
@@ -62,7 +62,7 @@ def test_log_whose_destroy_was_taken_back_is_appended_to_pinned_and_copied_again
 
     assert undo_destroy(store, "a") is None
 
-    assert not manifest_of(store, "a").destroying
+    assert not World(store).manifest().destroying
     fill(store, "a", 1)
     PinStore(store, "a").create("after", reason="a test")
     assert copy(LogAt(store, "a"), LogAt(store, "b")).num_records == 4
@@ -78,7 +78,7 @@ def test_log_that_a_destroy_has_sealed_stays_sealed_and_can_be_copied_again(stor
 
     assert found is not None
     assert found.reason == BEING_DESTROYED
-    assert manifest_of(store, "a").seal == found
+    assert World(store).manifest().seal == found
     with LogWriter.open(store, "a") as writer, pytest.raises(SealedError):
         writer.append(b"late")
     copy(LogAt(store, "a"), LogAt(store, "b"))
@@ -87,12 +87,13 @@ def test_log_that_a_destroy_has_sealed_stays_sealed_and_can_be_copied_again(stor
 
 
 def test_undo_changes_nothing_in_other_logs_and_finds_none_at_a_destroyed_name(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     fill(memory_store, "a", 1)
-    before = manifest_of(memory_store, "a")
+    before = world.manifest()
 
     assert undo_destroy(memory_store, "a") is None
 
-    assert manifest_of(memory_store, "a") == before
+    assert world.manifest() == before
     destroy(memory_store, "a")
     with pytest.raises(LogNotFoundError, match="found that it was destroyed"):
         undo_destroy(memory_store, "a")
@@ -126,7 +127,7 @@ def test_pin_made_after_an_undo_beside_a_destroy_keeps_the_log_open(memory_store
     with pytest.raises(InvalidRequestError, match="expected no pins, found audit"):
         destroy(store, "a")
 
-    manifest = manifest_of(memory_store, "a")
+    manifest = World(memory_store).manifest()
     assert (manifest.seal, manifest.destroying) == (None, False)
 
 

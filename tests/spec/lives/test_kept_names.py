@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.seals import bodies, fill, manifest_of
+from tests.spec.seals import bodies, fill
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     LogAt,
     LogError,
@@ -56,7 +57,7 @@ def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: Ob
     # There is no log, and no damage.
     assert list(list_logs(store)) == ["a", "other"]
     assert lost_manifest(log_store(store, "b"), shared_runtime()) is None
-    assert manifest_of(store, "other").seal is None
+    assert World(store, "other").manifest().seal is None
 
     migrate(store, "a", "b", reason="full")
     fill(store, "b", b"3")
@@ -74,7 +75,7 @@ def test_two_logs_are_not_sealed_for_one_successor(store: ObjectStore) -> None:
     ):
         seal(store, "c", reason="full", successor="b")
 
-    assert manifest_of(store, "c").seal is None
+    assert World(store, "c").manifest().seal is None
     migrate(store, "a", "b", reason="full")
     migrate(store, "c", "d", reason="full")
     fill(store, "d", b"more")
@@ -100,7 +101,7 @@ def test_name_that_is_taken_just_before_the_seal_keeps_the_log_open(memory_store
     with pytest.raises(LogExistsError):
         migrate(store, "a", "b", reason="full")
 
-    assert manifest_of(memory_store, "a").seal is None
+    assert World(memory_store).manifest().seal is None
     fill(memory_store, "a", b"2")
     assert bodies(memory_store, "a") == [b"1", b"2"]
 
@@ -112,7 +113,7 @@ def test_failed_seal_leaves_the_name_kept_and_can_be_repeated(memory_store: Memo
     with pytest.raises(LogError):
         seal(store, "a", reason="full", successor="b")
 
-    assert manifest_of(memory_store, "a").seal is None
+    assert World(memory_store).manifest().seal is None
     fill(memory_store, "a", b"2")
     migrate(memory_store, "a", "b", reason="full")
     fill(memory_store, "b", b"3")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.copying import FEW, NOW, fill, fragments, grow, paths, records
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import World
 from wal3_core import (
     AppendReplacedError,
     Collector,
@@ -83,12 +83,13 @@ def once(store: ObjectStore, kind: str, part: str, act: Callable[[], None]) -> F
 
 
 def test_every_life_of_a_name_has_an_id_of_its_own(store: ObjectStore) -> None:
+    world = World(store)
     ids = set()
     fill(store, "a", 2)
     for _ in range(2):
-        ids.add(manifest_of(store, "a").log_id)
+        ids.add(world.manifest().log_id)
         begin_again(store, 2)
-        ids.add(manifest_of(store, "a").log_id)
+        ids.add(world.manifest().log_id)
         restore(store)
 
     assert len(ids) == 4
@@ -126,7 +127,7 @@ def test_every_document_names_its_log(store: ObjectStore) -> None:
     collector = Collector(store, "a", options=NOW)
     collector.announce(collector.plan())
     PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1))
-    log_id = manifest_of(store, "a").log_id
+    log_id = World(store).manifest().log_id
 
     for meta in store.list_objects("a/"):
         if not meta.path.endswith((".parquet", "CLOCK")):
@@ -412,7 +413,7 @@ def test_writes_after_a_destroy_s_last_listing_do_no_harm_and_the_next_deletes_t
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
     fill(store, "a", 3)
-    inside = FolderStore(store, f"a/{life_folder(manifest_of(store, 'a').log_id)}")
+    inside = FolderStore(store, f"a/{life_folder(World(store).manifest().log_id)}")
     faulty = FaultyStore(store)
     for folder in ("cursor/", "pin/", "/log/"):
         faulty.fail("create", folder, "late", times=10_000)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import Crashed
-from tests.spec.seals import bodies, collect, fill, manifest_of
+from tests.spec.seals import bodies, collect, fill
 from tests.stores import LOG_ID, FaultyStore
+from tests.world import Crashed, World
 from wal3_core import (
     CorruptError,
     InvalidRequestError,
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 
 def test_sealed_log_accepts_no_more_records_and_can_still_be_read(store: ObjectStore) -> None:
+    world = World(store)
     fill(store, "a", b"1", b"2")
-    before = manifest_of(store, "a")
+    before = world.manifest()
     open_before = LogWriter.open(store, "a")
 
     made = seal(store, "a", reason="full", successor="b")
@@ -54,15 +55,16 @@ def test_sealed_log_accepts_no_more_records_and_can_still_be_read(store: ObjectS
             writer.append(b"3")
         writer.close()
     assert [record.body for record in LogReader.open(store, "a").records()] == [b"1", b"2"]
-    after = manifest_of(store, "a")
+    after = world.manifest()
     assert after == replace(before, seal=made, generation=before.generation + 1, writer=after.writer)
     assert scrub(store, "a").sound
 
 
 def test_log_is_sealed_once_and_a_repeat_names_the_first_sealer(store: ObjectStore) -> None:
+    world = World(store)
     fill(store, "a")
     first = seal(store, "a", reason="full", sealed_by="ann", successor="b")
-    sealed = manifest_of(store, "a")
+    sealed = world.manifest()
 
     again = seal(store, "a", reason="full", sealed_by="ann", successor="b")
     for other in ({"sealed_by": "bob"}, {"sealed_by": "ann", "reason": "old"}, {"sealed_by": "ann", "successor": "c"}):
@@ -70,7 +72,7 @@ def test_log_is_sealed_once_and_a_repeat_names_the_first_sealer(store: ObjectSto
             seal(store, "a", **{"reason": "full", "successor": "b", **other})
 
     assert again == first
-    assert manifest_of(store, "a") == sealed
+    assert world.manifest() == sealed
 
 
 def test_two_anonymous_seals_are_distinguished(memory_store: MemoryStore) -> None:
@@ -107,7 +109,7 @@ def test_impossible_successor_leaves_the_log_open(
     with pytest.raises(error, match=complaint):
         seal(memory_store, "a", reason="full", successor=successor)
 
-    assert manifest_of(memory_store, "a").seal is None
+    assert World(memory_store).manifest().seal is None
 
 
 def test_missing_log_cannot_be_sealed(store: ObjectStore) -> None:
@@ -117,6 +119,7 @@ def test_missing_log_cannot_be_sealed(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
 def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
+    world = World(memory_store)
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", fault, times=2)
@@ -124,8 +127,8 @@ def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore
     made = seal(store, "a", reason="full")
 
     assert store.fired[fault] == (1 if fault == "applied-unknown" else 2)
-    assert manifest_of(memory_store, "a").seal == made
-    assert manifest_of(memory_store, "a").generation == 3
+    assert world.manifest().seal == made
+    assert world.manifest().generation == 3
 
 
 def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +140,11 @@ def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monke
     with pytest.raises(UnavailableError, match="not sealed yet, unknown whether"):
         seal(store, "a", reason="full")
 
-    assert manifest_of(memory_store, "a").seal is None
+    assert World(memory_store).manifest().seal is None
 
 
 def test_seal_applies_to_a_manifest_committed_meanwhile(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     rounds = iter(range(3))
@@ -152,8 +156,8 @@ def test_seal_applies_to_a_manifest_committed_meanwhile(memory_store: MemoryStor
     store.before = commit
     made = seal(store, "a", reason="full")
 
-    assert manifest_of(memory_store, "a").seal == made
-    assert manifest_of(memory_store, "a").num_records == 4
+    assert world.manifest().seal == made
+    assert world.manifest().num_records == 4
 
 
 def test_one_of_many_sealers_wins_and_the_others_learn_it(store: ObjectStore) -> None:
@@ -168,7 +172,7 @@ def test_one_of_many_sealers_wins_and_the_others_learn_it(store: ObjectStore) ->
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(attempt, "wxyz"))
 
-    found = manifest_of(store, "a").seal
+    found = World(store).manifest().seal
     assert found is not None
     winners = [answer for answer in answers if answer == found.sealed_by]
     assert len(winners) == 1
@@ -203,7 +207,7 @@ def test_records_acknowledged_before_the_seal_are_in_the_log_and_no_others(store
     read = [int(record.body or b"") for record in LogReader.open(store, "a").records()]
     for index, mine in enumerate(acknowledged):
         assert [number for number in read if number // 100_000 == index] == mine
-    assert manifest_of(store, "b").first == manifest_of(store, "a").next
+    assert World(store, "b").manifest().first == World(store).manifest().next
 
 
 def test_sealed_log_can_be_collected(store: ObjectStore) -> None:
@@ -212,7 +216,7 @@ def test_sealed_log_can_be_collected(store: ObjectStore) -> None:
 
     collect(store, "a", 3)
 
-    assert manifest_of(store, "a").seal == made
+    assert World(store).manifest().seal == made
     assert bodies(store, "a") == [b"3"]
 
 
@@ -220,53 +224,56 @@ def test_sealed_log_can_be_collected(store: ObjectStore) -> None:
 
 
 def test_successor_begins_where_the_sealed_log_ends_and_covers_the_same_records(store: ObjectStore) -> None:
+    world = World(store, "b")
     fill(store, "a", b"1", b"2")
     seal(store, "a", reason="full", successor="b")
-    sealed = manifest_of(store, "a")
+    sealed = World(store).manifest()
 
     assert create_successor(store, "a") == "b"
 
-    begun = manifest_of(store, "b")
+    begun = world.manifest()
     assert (begun.first, begun.next) == (sealed.next, sealed.next)
     assert (begun.setsum, begun.pruned) == (sealed.setsum, sealed.setsum)
     fill(store, "b", b"3")
     assert [record.offset for record in LogReader.open(store, "b").records()] == [3]
-    assert manifest_of(store, "b").fragments[0].seq_no == sealed.next.seq_no
+    assert world.manifest().fragments[0].seq_no == sealed.next.seq_no
     assert scrub(store, "b").sound
 
 
 @pytest.mark.parametrize("later", ["empty", "appended", "collected", "all collected"])
 def test_creating_the_successor_again_changes_nothing(store: ObjectStore, later: str) -> None:
+    world = World(store, "b")
     fill(store, "a", b"1", b"2")
     migrate(store, "a", "b", reason="full")
     if later != "empty":
         fill(store, "b", b"3", b"4")
     if later.endswith("collected"):
         collect(store, "b", 5 if later.startswith("all") else 4)
-    before = manifest_of(store, "b")
+    before = world.manifest()
 
     assert create_successor(store, "a") == "b"
 
-    assert manifest_of(store, "b") == before
+    assert world.manifest() == before
 
 
 @pytest.mark.parametrize("held", [0, 1, 2, 5])
 def test_another_log_under_the_successor_s_name_is_detected(memory_store: MemoryStore, held: int) -> None:
     """Destroying a kept name gives it up, so another log may take it first."""
+    world = World(memory_store, "b")
     fill(memory_store, "a", b"1", b"2")
     seal(memory_store, "a", reason="full", successor="b")
     destroy(memory_store, "b")
     fill(memory_store, "b", *[b"other"] * held)
     if held == 5:
         collect(memory_store, "b", 4)
-    before = manifest_of(memory_store, "b")
+    before = world.manifest()
 
     with pytest.raises(LogExistsError, match="another log of that name: copy that one to another name and destroy it"):
         create_successor(memory_store, "a")
     with pytest.raises(CorruptError, match="expected it to go on from log a"):
         bodies(memory_store, "a")
 
-    assert manifest_of(memory_store, "b") == before
+    assert world.manifest() == before
 
 
 def test_log_that_follows_another_is_no_successor_though_it_begins_there(
@@ -274,7 +281,7 @@ def test_log_that_follows_another_is_no_successor_though_it_begins_there(
 ) -> None:
     fill(memory_store, "a", b"1", b"2")
     seal(memory_store, "a", reason="full", successor="b")
-    sealed = manifest_of(memory_store, "a")
+    sealed = World(memory_store).manifest()
     destroy(memory_store, "b")
     impostor = Manifest.successor(replace(sealed, log_id=LOG_ID), log_id=LOG_ID, writer="a test")
     ManifestStore(log_store(memory_store, "b"), shared_runtime()).create(impostor)
@@ -342,7 +349,7 @@ def test_migration_to_a_taken_name_is_refused_before_anything_is_changed(store: 
     with pytest.raises((LogExistsError, CorruptError)):
         migrate(store, "a", "b", reason="full")
 
-    assert manifest_of(store, "a").seal is None
+    assert World(store).manifest().seal is None
     fill(store, "a", b"2")
     assert bodies(store, "a") == [b"1", b"2"]
 
@@ -356,7 +363,7 @@ def test_migration_to_a_name_whose_log_was_destroyed_begins_there(store: ObjectS
     fill(store, "b", b"2")
 
     assert bodies(store, "a") == [b"1", b"2"]
-    assert manifest_of(store, "b").follows == manifest_of(store, "a").log_id
+    assert World(store, "b").manifest().follows == World(store).manifest().log_id
 
 
 def test_migration_to_another_successor_is_refused(memory_store: MemoryStore) -> None:

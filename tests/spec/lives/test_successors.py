@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.spec.seals import bodies, collect, fill, manifest_of
+from tests.spec.seals import bodies, collect, fill
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     AtTime,
     Consumer,
@@ -196,15 +197,15 @@ def test_setsum_of_the_successor_is_the_sum_of_every_log_s_records(store: Object
 
     whole = Setsum.from_hexdigest("0" * 64)
     for log in "abc":
-        manifest = manifest_of(store, log)
+        manifest = World(store, log).manifest()
         whole += manifest.setsum - manifest.pruned
 
-    assert whole == manifest_of(store, "c").setsum
+    assert whole == World(store, "c").manifest().setsum
 
 
 def test_cursor_at_the_end_of_a_sealed_log_is_where_its_successor_begins(memory_store: MemoryStore) -> None:
     chain(memory_store)
-    witness = CursorStore(memory_store, "a").create("reader", manifest_of(memory_store, "a").next.position)
+    witness = CursorStore(memory_store, "a").create("reader", World(memory_store).manifest().next.position)
 
     assert bodies(memory_store, "a", witness.cursor.position) == [b"3", b"4", b"5", b"6"]
 
@@ -214,7 +215,7 @@ def test_migration_of_a_log_whose_name_is_used_again_meanwhile_begins_nothing(me
     store = FaultyStore(memory_store)
 
     def use_again(kind: str, path: str) -> None:
-        if kind == "get" and path == "a/manifest/MANIFEST.json" and manifest_of(memory_store, "a").seal is not None:
+        if kind == "get" and path == "a/manifest/MANIFEST.json" and World(memory_store).manifest().seal is not None:
             store.before = lambda _kind, _path: None
             destroy(memory_store, "a")
             LogWriter.create(memory_store, "a")
@@ -223,4 +224,4 @@ def test_migration_of_a_log_whose_name_is_used_again_meanwhile_begins_nothing(me
     with pytest.raises(LogReplacedError, match="expected the log that was sealed for b, found another one"):
         migrate(store, "a", "b", reason="full")
     with pytest.raises(LogNotFoundError):
-        manifest_of(memory_store, "b")
+        World(memory_store, "b").manifest()

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import NOW
 from tests.spec.consuming import ONCE as AT_ONCE
 from tests.spec.copies.test_copy_failures import crash_at
-from tests.spec.logs import Crashed
 from tests.stores import FaultyStore
+from tests.world import NOW, Crashed
 from wal3_core import (
     CollectionRefusedError,
     Collector,

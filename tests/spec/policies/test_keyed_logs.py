@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.spec.keyed import clean_up, keyed_log, once
-from tests.spec.logs import bodies, manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import World
 from wal3_core import (
     Cleanup,
     Fleet,
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("cleanup", [Cleanup.COMPACT, Cleanup.BOTH])
 def test_manifest_is_keyed_while_the_policy_compacts(store: ObjectStore, cleanup: Cleanup) -> None:
+    world = World(store)
     LogWriter.create(store, "a")
-    before = manifest_of(store)
+    before = world.manifest()
 
     clean_up(store, cleanup)
-    keyed = manifest_of(store)
+    keyed = world.manifest()
     clean_up(store, Cleanup.COLLECT)
-    after = manifest_of(store)
+    after = world.manifest()
 
     assert (before.keyed, keyed.keyed, after.keyed) == (False, True, False)
     assert b"keyed" not in before.to_bytes() + after.to_bytes()
@@ -56,13 +57,14 @@ def test_manifest_is_keyed_while_the_policy_compacts(store: ObjectStore, cleanup
 
 
 def test_policy_that_does_not_change_it_leaves_the_manifest_alone(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     keyed_log(memory_store)
-    before = manifest_of(memory_store)
+    before = world.manifest()
 
     PolicyStore(memory_store, "a").change(lambda policy: replace(policy, min_dirty_percent=10))
     clean_up(memory_store, Cleanup.BOTH)
 
-    assert manifest_of(memory_store) == before
+    assert world.manifest() == before
 
 
 def test_contradiction_is_refused_and_changes_nothing(store: ObjectStore) -> None:
@@ -72,24 +74,26 @@ def test_contradiction_is_refused_and_changes_nothing(store: ObjectStore) -> Non
     with pytest.raises(InvalidRequestError, match="retention_s: expected none with cleanup compact"):
         clean_up(store, Cleanup.COMPACT)
 
-    assert not manifest_of(store).keyed
+    assert not World(store).manifest().keyed
     assert PolicyStore(store, "a").load().generation == 1
 
 
 def test_change_that_died_before_the_manifest_is_completed_by_the_next_change(store: ObjectStore) -> None:
+    world = World(store)
     LogWriter.create(store, "a")
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
 
     with pytest.raises(UnavailableError):
         clean_up(faulty, Cleanup.COMPACT)
-    left = manifest_of(store).keyed
+    left = world.manifest().keyed
     PolicyStore(store, "a").change(lambda policy: replace(policy, min_dirty_percent=10))
 
-    assert (left, manifest_of(store).keyed) == (False, True)
+    assert (left, world.manifest().keyed) == (False, True)
 
 
 def test_change_that_died_before_the_manifest_is_completed_without_a_change(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -98,11 +102,11 @@ def test_change_that_died_before_the_manifest_is_completed_without_a_change(memo
 
     policies = PolicyStore(memory_store, "a")
     policies.align_keyed()
-    aligned = manifest_of(memory_store)
+    aligned = world.manifest()
     policies.align_keyed()
 
     assert aligned.keyed
-    assert manifest_of(memory_store) == aligned
+    assert world.manifest() == aligned
     assert policies.load().generation == 1
 
 
@@ -115,7 +119,7 @@ def test_manifest_is_keyed_whatever_the_answer_to_its_change(memory_store: Memor
     clean_up(faulty, Cleanup.COMPACT)
 
     assert faulty.fired
-    assert manifest_of(memory_store).keyed
+    assert World(memory_store).manifest().keyed
 
 
 def test_slower_one_of_two_changes_leaves_the_manifest_as_the_newer_policy_says(store: ObjectStore) -> None:
@@ -127,7 +131,7 @@ def test_slower_one_of_two_changes_leaves_the_manifest_as_the_newer_policy_says(
     clean_up(faulty, Cleanup.COMPACT)
 
     assert PolicyStore(store, "a").load().cleanup is Cleanup.COLLECT
-    assert not manifest_of(store).keyed
+    assert not World(store).manifest().keyed
 
 
 # ------------------------------------------------------------------ appends that begin later
@@ -148,7 +152,7 @@ def test_record_without_a_key_is_refused_by_its_index_and_records_with_keys_are_
         assert writer.append(b"1", key=b"").offset == 1
         assert writer.append(None, key=b"").offset == 2
 
-    assert bodies(store) == [b"1", None]
+    assert World(store).bodies() == [b"1", None]
 
 
 def test_refused_record_does_not_halt_an_ordered_writer(memory_store: MemoryStore) -> None:
@@ -181,7 +185,7 @@ def test_log_that_is_no_longer_compacted_takes_records_without_keys(store: Objec
     with LogWriter.open(store, "a") as writer:
         writer.append(b"3")
 
-    assert bodies(store) == [b"1", b"2", b"3"]
+    assert World(store).bodies() == [b"1", b"2", b"3"]
 
 
 def test_writer_learns_of_it_by_the_manifest_of_its_own_commit(memory_store: MemoryStore) -> None:
@@ -227,7 +231,7 @@ def test_writer_takes_records_without_keys_a_second_after_the_log_stops_being_ke
         futures = [writer.submit(b"2"), writer.submit(b"3", key=b"k"), writer.submit(b"4")]
         assert [future.result(30).offset for future in futures] == [2, 3, 4]
 
-    assert bodies(store) == [b"1", b"2", b"3", b"4"]
+    assert World(store).bodies() == [b"1", b"2", b"3", b"4"]
     runtime.close()
 
 
@@ -261,7 +265,7 @@ def test_ordered_writer_goes_on_behind_a_record_that_it_looked_at_the_manifest_f
         resumed = writer.resume()
 
     assert (resumed.appends, resumed.failure) == (2, None)
-    assert bodies(memory_store) == [b"1", b"2"]
+    assert World(memory_store).bodies() == [b"1", b"2"]
 
 
 def test_stager_stages_records_without_keys_once_the_log_is_no_longer_keyed(memory_store: MemoryStore) -> None:
@@ -274,7 +278,7 @@ def test_stager_stages_records_without_keys_once_the_log_is_no_longer_keyed(memo
     clean_up(memory_store, Cleanup.COLLECT)
     install_staged(memory_store, "a", stager.stage(rows))
 
-    assert bodies(memory_store) == [b"1"]
+    assert World(memory_store).bodies() == [b"1"]
 
 
 # ------------------------------------------------------------------ other logs
@@ -289,7 +293,7 @@ def test_copy_and_successor_are_keyed_with_the_policy_that_they_take_along(store
     migrate(store, "a", "c", reason="full")
 
     for name in ("b", "c"):
-        assert (manifest_of(store, name).keyed, PolicyStore(store, name).load().cleanup) == (True, Cleanup.COMPACT)
+        assert (World(store, name).manifest().keyed, PolicyStore(store, name).load().cleanup) == (True, Cleanup.COMPACT)
 
 
 def test_copy_is_keyed_as_the_policy_says_that_it_took_over(memory_store: MemoryStore) -> None:
@@ -301,11 +305,12 @@ def test_copy_is_keyed_as_the_policy_says_that_it_took_over(memory_store: Memory
 
     copy(LogAt(memory_store, "a"), LogAt(faulty, "b"))
 
-    assert manifest_of(memory_store, "b").keyed
+    assert World(memory_store, "b").manifest().keyed
     assert PolicyStore(memory_store, "b").load().compacts
 
 
 def test_update_of_a_keyed_copy_brings_records_without_keys(memory_store: MemoryStore) -> None:
+    world = World(memory_store, "b")
     LogWriter.create(memory_store, "a")
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
     clean_up(memory_store, Cleanup.COMPACT, "b")
@@ -314,8 +319,8 @@ def test_update_of_a_keyed_copy_brings_records_without_keys(memory_store: Memory
 
     update_copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
 
-    assert bodies(memory_store, "b") == [b"1"]
-    assert manifest_of(memory_store, "b").keyed
+    assert world.bodies() == [b"1"]
+    assert world.manifest().keyed
 
 
 def test_name_of_a_keyed_log_that_is_used_again_is_not_keyed(memory_store: MemoryStore) -> None:
@@ -325,6 +330,6 @@ def test_name_of_a_keyed_log_that_is_used_again_is_not_keyed(memory_store: Memor
     destroy(memory_store, "a")
     bootstrap(memory_store, "a", [Record(1, 0, None, b"1")])
 
-    assert not manifest_of(memory_store).keyed
+    assert not World(memory_store).manifest().keyed
     with LogWriter.open(memory_store, "a") as writer:
         writer.append(b"2")

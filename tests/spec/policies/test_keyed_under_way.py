@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.keyed import clean_up, keyed_log, once
-from tests.spec.logs import bodies, manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import World
 from wal3_core import (
     Cleanup,
     HaltedError,
@@ -46,7 +46,7 @@ def test_append_under_way_when_the_log_becomes_keyed_is_not_durable_and_says_why
             writer.append(b"no")
         assert writer.append(b"1", key=b"k").offset == 1
 
-    assert bodies(store) == [b"1"]
+    assert World(store).bodies() == [b"1"]
 
 
 def _submitted_together(faulty: FaultyStore, writer: LogWriter, act: Callable[[], object]) -> list[Future[LogPosition]]:
@@ -81,6 +81,7 @@ def _submitted_together(faulty: FaultyStore, writer: LogWriter, act: Callable[[]
 def test_neighbours_with_keys_of_an_append_that_fails_for_want_of_one_are_appended(
     store: ObjectStore, options: WriterOptions
 ) -> None:
+    world = World(store)
     LogWriter.create(store, "a")
     faulty = FaultyStore(store)
 
@@ -97,8 +98,8 @@ def test_neighbours_with_keys_of_an_append_that_fails_for_want_of_one_are_append
         type(None),
     ]
     assert "record 1 of 2" in str(futures[4].exception())
-    assert bodies(store) == [b"0", b"1", b"2", b"3", None]
-    assert manifest_of(store).keyed
+    assert world.bodies() == [b"0", b"1", b"2", b"3", None]
+    assert world.manifest().keyed
 
 
 def test_ordered_writer_halts_at_an_append_that_fails_for_want_of_a_key(memory_store: MemoryStore) -> None:
@@ -115,7 +116,7 @@ def test_ordered_writer_halts_at_an_append_that_fails_for_want_of_a_key(memory_s
     assert (resumed.appends, resumed.records, resumed.next_offset) == (2, 2, 3)
     assert isinstance(resumed.failure, KeyRequiredError)
     assert again.offset == 3
-    assert bodies(memory_store) == [b"0", b"1", b"again"]
+    assert World(memory_store).bodies() == [b"0", b"1", b"again"]
 
 
 def test_append_without_a_key_is_not_uploaded_again(memory_store: MemoryStore) -> None:
@@ -133,7 +134,7 @@ def test_append_without_a_key_is_not_uploaded_again(memory_store: MemoryStore) -
 
     assert sum(outcome is None for outcome in outcomes) == 4
     # The first one was in the log before, and the second one's first upload may have been committed alone.
-    before = manifest_of(memory_store).epochs[0].token
+    before = World(memory_store).manifest().epochs[0].token
     assert sum(before not in path for path in uploads) in {2, 3}
 
 
@@ -162,6 +163,7 @@ def test_ordered_writer_halts_only_when_the_appends_before_have_their_outcomes(m
 
 def test_append_whose_commit_was_applied_before_the_log_became_keyed_is_durable(memory_store: MemoryStore) -> None:
     """Its answer was lost; the manifest that shows it is keyed."""
+    world = World(memory_store)
     LogWriter.create(memory_store, "a")
     faulty = FaultyStore(memory_store)
 
@@ -172,8 +174,8 @@ def test_append_whose_commit_was_applied_before_the_log_became_keyed_is_durable(
         position = writer.append(b"1")
 
     assert position.offset == 1
-    assert bodies(memory_store) == [b"1"]
-    assert manifest_of(memory_store).keyed
+    assert world.bodies() == [b"1"]
+    assert world.manifest().keyed
 
 
 def test_unanswered_commit_that_was_not_applied_is_not_appended_to_a_keyed_log(memory_store: MemoryStore) -> None:
@@ -187,7 +189,7 @@ def test_unanswered_commit_that_was_not_applied_is_not_appended_to_a_keyed_log(m
             writer.append(b"no")
         faulty.arrive()
 
-    assert bodies(memory_store) == []
+    assert World(memory_store).bodies() == []
 
 
 def test_append_that_lost_its_place_to_another_writer_is_not_put_into_a_keyed_log(memory_store: MemoryStore) -> None:
@@ -204,7 +206,7 @@ def test_append_that_lost_its_place_to_another_writer_is_not_put_into_a_keyed_lo
         with pytest.raises(KeyRequiredError):
             writer.append(b"no")
 
-    assert bodies(memory_store) == [b"1"]
+    assert World(memory_store).bodies() == [b"1"]
 
 
 def test_conditional_append_behind_one_that_fails_lands_at_its_offset_or_nowhere(
@@ -246,7 +248,7 @@ def test_log_that_is_keyed_again_takes_no_append_of_the_time_between(
         with pytest.raises(KeyRequiredError):
             writer.append(b"no")
 
-    assert bodies(memory_store) == [b"1"]
+    assert World(memory_store).bodies() == [b"1"]
 
 
 def test_append_accepted_while_the_manifest_loads_is_refused_by_what_is_loaded(

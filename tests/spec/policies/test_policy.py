@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import DAY_S, LATER, ClockStore, append
 from tests.stores import FaultyStore, damage, life_store
+from tests.world import DAY_S, LATER, ClockStore, World
 from wal3_core import (
     Cleanup,
     CollectionRefusedError,
@@ -239,7 +239,7 @@ def test_change_of_the_policy_of_a_replaced_log_is_not_reported_as_made(
 
 def read_up_to(store: ObjectStore, offset: int) -> None:
     """Make a log of ten records whose only cursor is at an offset."""
-    append(store, 10)
+    World(store).append(10)
     CursorStore(store, "a").create("c", LogPosition(offset, 0))
 
 
@@ -261,7 +261,7 @@ def test_log_that_is_only_compacted_is_not_collected_whatever_its_cursors_say(st
 
 
 def test_log_that_is_only_compacted_needs_no_cursor(memory_store: MemoryStore) -> None:
-    append(memory_store, 3)
+    World(memory_store).append(3)
     clean_up(memory_store, Cleanup.COMPACT)
     survey = survey_log(memory_store, "a", ALL)
 
@@ -318,7 +318,7 @@ def test_collection_that_was_announced_is_withdrawn_when_the_log_is_only_compact
 
 
 def test_log_that_keeps_everything_is_not_collected_and_needs_no_cursor(store: ObjectStore) -> None:
-    append(store, 10)
+    World(store).append(10)
     clean_up(store, Cleanup.NOTHING)
 
     for begin in (lambda: read_up_to(store, 6), lambda: None):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.logs import bodies, manifest_of
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import (
     DelayQueue,
     FeedReader,
@@ -65,6 +65,7 @@ def test_each_view_appends_to_its_own_log_and_nothing_else_does(store: ObjectSto
 
 
 def test_writer_under_way_learns_that_the_log_is_a_view_s_and_no_longer(memory_store: MemoryStore) -> None:
+    world = World(memory_store)
     with LogWriter.open_or_create(memory_store, "a") as writer:
         writer.append(b"before")
         give(memory_store, View.FEED)
@@ -74,8 +75,8 @@ def test_writer_under_way_learns_that_the_log_is_a_view_s_and_no_longer(memory_s
     with LogWriter.open(memory_store, "a") as writer:
         writer.append(b"after")
 
-    assert bodies(memory_store) == [b"before", b"after"]
-    assert b'"view"' not in manifest_of(memory_store).to_bytes()
+    assert world.bodies() == [b"before", b"after"]
+    assert b'"view"' not in world.manifest().to_bytes()
 
 
 def append_while_the_log_is_given_to_a_view() -> None:
@@ -91,7 +92,7 @@ def append_while_the_log_is_given_to_a_view() -> None:
         store.before = given
         with pytest.raises(ViewRequiredError):
             writer.append(b"late")
-    assert manifest_of(store).next.position.offset == 1
+    assert World(store).manifest().next.position.offset == 1
 
 
 def test_staged_appends_are_refused_when_staged_and_when_installed(memory_store: MemoryStore) -> None:
@@ -105,7 +106,7 @@ def test_staged_appends_are_refused_when_staged_and_when_installed(memory_store:
         Stager(memory_store, "a")
     options = WriterOptions(view=View.KEYED)
     install_staged(memory_store, "a", Stager(memory_store, "a", options=options).stage(ROWS), options=options)
-    assert bodies(memory_store) == [b"staged"]
+    assert World(memory_store).bodies() == [b"staged"]
 
 
 def test_copy_is_of_the_view_that_its_source_is_of(memory_store: MemoryStore) -> None:
@@ -114,4 +115,4 @@ def test_copy_is_of_the_view_that_its_source_is_of(memory_store: MemoryStore) ->
 
     copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
 
-    assert manifest_of(memory_store, "b").view is View.QUEUE
+    assert World(memory_store, "b").manifest().view is View.QUEUE

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import NOW
 from tests.stores import FaultyStore
+from tests.world import NOW
 from wal3_core import (
     CorruptError,
     CursorStore,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import NOW
 from tests.spec.fleet.test_marking import wait_until
 from tests.stores import CountingStore, FaultyStore
+from tests.world import NOW
 from wal3_core import (
     BackPressureError,
     Consumer,

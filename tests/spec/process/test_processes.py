@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import LOG_ID, FaultyStore
+from tests.world import World
 from wal3_core import (
     ClosedError,
     Collector,
@@ -89,7 +89,7 @@ def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_chil
 
     assert raised == [ClosedError.__name__] * 2
     assert reread == ClosedError.__name__
-    assert bodies(store) == [b"before"] * appended_before + [b"parent"]
+    assert World(store).bodies() == [b"before"] * appended_before + [b"parent"]
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_log_opened_in_the_child_works(local_url: str) -> None:
             own.append(b"child")
 
     assert in_child(append) == "nothing"
-    assert bodies(store) == [b"parent", b"child"]
+    assert World(store).bodies() == [b"parent", b"child"]
 
 
 # Only what the program needs: what another module imports is imported early.
@@ -230,13 +230,13 @@ def test_appends_during_interpreter_exit_complete_and_the_interpreter_exits(loca
     """Regression: the first append of such a process was lost, unless the program had imported more than this."""
     ended_by(WRITING + textwrap.dedent(program), local_url)
 
-    assert bodies(open_store(local_url)) in ([b"late"], [b"late", b"later"])
+    assert World(open_store(local_url)).bodies() in ([b"late"], [b"late", b"later"])
 
 
 def test_records_of_a_program_that_submits_them_and_ends_are_in_the_log(store_url: str) -> None:
     ended_by(f"{WRITING}writer = LogWriter.open_or_create(store, 'a')\nfor _ in 'abc': writer.submit(b'x')", store_url)
 
-    assert bodies(open_store(store_url)) == [b"x"] * 3
+    assert World(open_store(store_url)).bodies() == [b"x"] * 3
 
 
 def test_log_can_be_read_first_when_the_interpreter_ends(store_url: str) -> None:
@@ -375,7 +375,7 @@ def test_panic_inside_the_store_client_reaches_the_callers_and_the_writer_contin
             writer.submit(b"1").result(10)
         assert writer.submit(b"2").result(10).offset == 1
 
-    assert bodies(memory_store) == [b"2"]
+    assert World(memory_store).bodies() == [b"2"]
 
 
 def test_thread_that_cannot_be_started_delays_and_loses_nothing(

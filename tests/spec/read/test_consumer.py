@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.spec.collecting import NOW
 from tests.spec.consuming import (
     BY_HAND,
     ONCE,
@@ -26,6 +25,7 @@ from tests.spec.consuming import (
 from tests.spec.seals import collect as collect_to
 from tests.spec.seals import fill
 from tests.stores import CountingStore, FaultyStore
+from tests.world import NOW
 from wal3_core import (
     AtTime,
     Consumer,

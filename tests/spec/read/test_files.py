@@ -10,7 +10,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from tests.spec.collecting import LATER, NOW, SMALL
+from tests.world import LATER, NOW, SMALL
 from wal3_core import (
     AtTime,
     CursorStore,

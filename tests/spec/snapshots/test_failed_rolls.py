@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, damage, life_path
+from tests.world import World
 from wal3_core import LogAt, LogReader, LogWriter, WriterOptions, copy, repair_log, update_copy
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
@@ -39,7 +39,7 @@ def stage(store: ObjectStore) -> None:
 
 def damage_the_open_node(store: ObjectStore, log: str = "a") -> None:
     """Damage the newest snapshot that holds snapshots: the next roll of snapshots extends it."""
-    node = [pointer for pointer in manifest_of(store, log).snapshots if pointer.depth > 1][-1]
+    node = [pointer for pointer in World(store, log).manifest().snapshots if pointer.depth > 1][-1]
     damage(store, life_path(store, log, node.path))
 
 
@@ -73,7 +73,7 @@ def test_copy_is_updated_although_a_roll_is_due_that_cannot_be(memory_store: Mem
 
     assert update_copy(source, target).num_records == 300
 
-    assert manifest_of(memory_store, "b").next == manifest_of(memory_store, "a").next
+    assert World(memory_store, "b").manifest().next == World(memory_store).manifest().next
     repair_log(target, source)
     assert len(list(LogReader.open(memory_store, "b").records())) == 700
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import ClockStore
-from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore, life_store
+from tests.world import ClockStore, World
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.log.collect.collector import Collector
@@ -111,7 +110,7 @@ def test_lopsided_log_is_repacked_and_reads_as_before_through_fewer_snapshots(st
     done = compactor(store).compact(lambda packed, total: progress.append((packed, total)))
 
     after = snapshots(store)
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
     assert LogReader.open(store, "a").manifest().setsum == setsum
     assert (lopsided.needs_compaction, done.after.needs_compaction, done.num_overtaken) == (True, False, 0)
     assert done.num_steps > 1
@@ -177,7 +176,7 @@ def test_appends_never_fail_while_snapshots_are_repacked(store: ObjectStore) -> 
             appending.join(60)
 
     assert done.num_steps > 1
-    assert bodies(store) == written(COUNT + len(futures))
+    assert World(store).bodies() == written(COUNT + len(futures))
     assert compactor(store).shape(exact=True).levels[0].num_wasted <= 1
 
 
@@ -191,7 +190,7 @@ def test_append_between_upload_and_change_costs_no_second_upload(store: ObjectSt
     before = stored_snapshots(store)
     done = compactor(once_before_the_manifest_changes(store, append)).compact()
 
-    assert bodies(store) == written(COUNT + 1)
+    assert World(store).bodies() == written(COUNT + 1)
     assert done.num_overtaken == 0
     assert len(stored_snapshots(store) - before) == done.num_written
 
@@ -202,7 +201,7 @@ def test_two_compactors_at_once_do_no_harm(store: ObjectStore) -> None:
     # The other compactor packs everything when the first is about to change the manifest.
     first = compactor(once_before_the_manifest_changes(store, lambda: compactor(store).compact())).compact()
 
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
     assert (first.num_steps, first.num_overtaken) == (0, 1)
     assert not first.after.needs_compaction
     assert compactor(store).plan().empty
@@ -222,7 +221,7 @@ def test_racing_compactors_terminate(store: ObjectStore) -> None:
         thread.join(60)
 
     assert len(outcomes) == 3
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
     assert compactor(store).plan().empty
 
 
@@ -243,7 +242,7 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
 
     assert marked
     assert done.num_overtaken == 1
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
     assert not marked & stored_snapshots(store)
     assert compactor(store).plan().empty
 
@@ -285,7 +284,7 @@ def test_compaction_does_not_give_up_when_a_step_is_overtaken_occasionally(memor
     done = SnapshotCompactor(store, "a", options=options).compact()
 
     assert done.num_overtaken >= 2
-    assert bodies(memory_store) == written()
+    assert World(memory_store).bodies() == written()
 
 
 def test_crash_between_upload_and_change_leaves_orphans_and_the_next_run_continues(store: ObjectStore) -> None:
@@ -302,7 +301,7 @@ def test_crash_between_upload_and_change_leaves_orphans_and_the_next_run_continu
 
     done = compactor(store).compact()
 
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
     assert len(stored_snapshots(store) - before) == done.num_written, "what was uploaded before is used"
 
 
@@ -315,7 +314,7 @@ def test_unanswered_change_that_was_applied_counts_as_a_step(store: ObjectStore)
 
     assert faulty.fired["applied-unknown"] == 2
     assert done.num_overtaken == 0
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
 
 
 def test_collection_between_upload_and_change_is_not_undone(store: ObjectStore) -> None:
@@ -332,7 +331,7 @@ def test_collection_between_upload_and_change_is_not_undone(store: ObjectStore) 
     compactor(once_before_the_manifest_changes(store, collect)).compact()
 
     assert LogReader.open(store, "a").manifest().first.position.offset == start
-    assert bodies(store) == written()[start - 1 :]
+    assert World(store).bodies() == written()[start - 1 :]
     assert compactor(store).plan().empty
 
 
@@ -352,7 +351,7 @@ def test_replaced_snapshots_are_collected_as_orphans_and_nothing_else_is(store: 
 
     assert set(orphans) == before - needed != set()
     assert stored_snapshots(store) == needed
-    assert bodies(store) == written()
+    assert World(store).bodies() == written()
 
 
 def test_lost_snapshot_stops_the_compaction_and_nothing_is_changed(memory_store: MemoryStore) -> None:

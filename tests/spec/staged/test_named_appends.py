@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER, NOW, place
-from tests.spec.logs import bodies, manifest_of
 from tests.spec.staged.test_staged import ONCE, OPTIONS, fragments, stage
 from tests.stores import FaultyStore
+from tests.world import LATER, NOW, World
 from wal3_core import (
     LogAt,
     LogError,
@@ -97,7 +96,8 @@ def orders(first: int, second: int) -> Iterator[list[int]]:
 
 def collect_all(store: MemoryStore) -> None:
     """Take what no cursor keeps, as days later; a consumer has read everything."""
-    place(store, manifest_of(store).next.position.offset, log="a")
+    world = World(store)
+    world.move_cursor(world.manifest().next.position.offset)
     for _ in range(2):
         collect(store, "a", options=LATER)
 
@@ -149,7 +149,7 @@ def play(
     for number in second:
         with suppress(UnknownDurabilityError):
             append(store, number)
-    held = bodies(store)
+    held = World(store).bodies()
     every = [row for number in range(second[-1] + 1) for row in rows_of(number)]
     assert held == every[-len(held) :], order
     assert held == every or between is collect_all, order
@@ -165,7 +165,7 @@ def test_batch_is_refused_once_a_later_one_began_also_if_that_was_not_made(log: 
         with pytest.raises(UnknownDurabilityError, match=refused):
             install_staged(log, "a", parts, once=batch(1), options=OPTIONS)
 
-    assert bodies(log) == [*rows_of(1), *rows_of(2)]
+    assert World(log).bodies() == [*rows_of(1), *rows_of(2)]
 
 
 def test_queries_that_take_turns_under_one_name_know_their_batches(log: MemoryStore) -> None:
@@ -177,7 +177,7 @@ def test_queries_that_take_turns_under_one_name_know_their_batches(log: MemorySt
     assert [append(log, 2, query) for query in ("q", "r", "q")] == [True, True, True]
     with pytest.raises(UnknownDurabilityError):
         append(log, 1, "q")
-    assert bodies(log) == rows_of(2, "r")
+    assert World(log).bodies() == rows_of(2, "r")
 
 
 def test_append_before_the_last_one_is_known_until_others_took_its_place(log: MemoryStore) -> None:
@@ -205,7 +205,7 @@ def test_append_that_failed_before_the_next_one_began_is_made_when_it_is_repeate
     install_staged(log, "a", stage(log, b"tuesday"), once=replace(ONCE, append="tuesday"), options=OPTIONS)
 
     assert [install_staged(log, "a", staged, once=ONCE, options=OPTIONS).repeated for _ in range(2)] == [False, True]
-    assert bodies(log) == [b"tuesday", b"monday"]
+    assert World(log).bodies() == [b"tuesday", b"monday"]
 
 
 def test_commit_that_arrives_when_the_next_append_began_is_known_to_be_made(log: MemoryStore) -> None:
@@ -228,7 +228,7 @@ def test_commit_that_arrives_when_the_next_append_began_is_known_to_be_made(log:
 
     assert install_staged(log, "a", stage(log, b"1"), once=ONCE, options=OPTIONS).repeated
     assert not install_staged(log, "a", stage(log, b"2"), once=tuesday, options=OPTIONS).repeated
-    assert bodies(log) == [b"3", b"2"]
+    assert World(log).bodies() == [b"3", b"2"]
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -249,7 +249,7 @@ def test_other_rows_under_a_name_are_refused_and_both_are_named(log: MemoryStore
     # In another order, and cut otherwise.
     again = [*stage(log, (b"k", b"2")), *stage(log, b"1")]
     assert install_staged(log, "a", again, once=monday, options=OPTIONS).repeated
-    assert len(bodies(log)) == 4
+    assert len(World(log).bodies()) == 4
 
 
 def test_other_rows_are_left_out_with_a_warning_where_that_is_allowed(
@@ -260,7 +260,7 @@ def test_other_rows_are_left_out_with_a_warning_where_that_is_allowed(
         any_rows = replace(ONCE, same_rows=False)
         assert install_staged(log, "a", stage(log, b"2"), once=any_rows, options=OPTIONS).repeated
 
-    assert bodies(log) == [b"1"]
+    assert World(log).bodies() == [b"1"]
     assert "which are not appended" in caplog.text
 
 
@@ -296,7 +296,7 @@ def test_append_that_was_compacted_by_key_since_is_not_made_again(log: MemorySto
         for rows, once in ((((b"k", b"2"), (b"j", b"2")), batch(2)), (((b"k", b"last"),), other))
     ]
     assert repeated == [True, True]
-    assert bodies(log)[-3:] == [b"2", b"2", b"last"]
+    assert World(log).bodies()[-3:] == [b"2", b"2", b"last"]
 
 
 def test_copy_that_was_updated_knows_its_source_s_last_append(log: MemoryStore) -> None:
@@ -311,11 +311,12 @@ def test_copy_that_was_updated_knows_its_source_s_last_append(log: MemoryStore) 
     copy(LogAt(backup, "a"), LogAt(log, "a"), with_cursors=True)
 
     assert [append(log, number) for number in (2, 3)] == [True, False]
-    assert bodies(log) == [row for number in (1, 2, 3) for row in rows_of(number)]
+    assert World(log).bodies() == [row for number in (1, 2, 3) for row in rows_of(number)]
 
 
 def test_older_copy_that_is_restored_gets_what_it_lacks_again(log: MemoryStore) -> None:
     """The cursor of the copy may be newer than its records: what it says of later appends does not hold there."""
+    world = World(log)
     backup = MemoryStore(shared_runtime())
     append(log, 1)
     pinned = FaultyStore(log)
@@ -332,9 +333,9 @@ def test_older_copy_that_is_restored_gets_what_it_lacks_again(log: MemoryStore) 
     destroy(log, "a")
     copy(LogAt(backup, "a"), LogAt(log, "a"), with_cursors=True)
 
-    assert bodies(log) == rows_of(1)
+    assert world.bodies() == rows_of(1)
     assert [append(log, 3, "r"), append(log, 2)] == [False, False]
-    assert bodies(log) == [*rows_of(1), *rows_of(3, "r"), *rows_of(2)]
+    assert world.bodies() == [*rows_of(1), *rows_of(3, "r"), *rows_of(2)]
 
 
 def test_log_that_is_restored_under_another_name_knows_the_batches_of_a_series(log: MemoryStore) -> None:
@@ -349,7 +350,7 @@ def test_log_that_is_restored_under_another_name_knows_the_batches_of_a_series(l
 
 def test_refused_rows_stay_orphans_and_cursor_that_names_no_append_yet_is_read(log: MemoryStore) -> None:
     store = CursorStore(log, "a")
-    store.create("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
+    store.create("writer-copier", World(log).manifest().next.position, owner=Owner.WRITER)
     assert [append(log, number) for number in (1, 1)] == [False, True]
     before = fragments(log)
     with pytest.raises(NotDurableError):
@@ -367,10 +368,11 @@ def move(cursors: CursorStore, position: LogPosition) -> None:
 
 
 def test_cursor_that_an_operator_moved_knows_the_appends_still(log: MemoryStore) -> None:
+    world = World(log)
     store, backup = CursorStore(log, "a"), MemoryStore(shared_runtime())
     for number in (1, 2):
         append(log, number)
-    manifest = manifest_of(log)
+    manifest = world.manifest()
     move(store, manifest.next.position)
     with pytest.raises(UnknownDurabilityError, match="number 2 of q, which began"):
         append(log, 1)
@@ -380,7 +382,7 @@ def test_cursor_that_an_operator_moved_knows_the_appends_still(log: MemoryStore)
     # Another cursor of the name, in a copy, keeps nothing of this one.
     copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     store.delete("writer-copier")
-    store.create("writer-copier", manifest_of(log).next.position, owner=Owner.WRITER)
+    store.create("writer-copier", world.manifest().next.position, owner=Owner.WRITER)
     update_copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
     copied = CursorStore(backup, "a").load("writer-copier")
     assert copied is not None
@@ -405,19 +407,20 @@ def test_batch_staged_for_a_log_created_again_is_refused_then_made_once(log: Mem
         install_staged(log, "a", staged, once=batch(2), options=OPTIONS)
 
     assert [append(log, 2), append(log, 2)] == [False, True]
-    assert bodies(log) == rows_of(2)
+    assert World(log).bodies() == rows_of(2)
 
 
 def test_batch_that_a_driver_staged_and_orphans_were_collected_since_is_made_once(log: MemoryStore) -> None:
+    world = World(log)
     append(log, 1)
     left = stage(log, *rows_of(2))
     append(log, 2)
     # Marked by the first, deleted by the second.
-    place(log, 1, log="a")
+    world.move_cursor(1)
     for _ in range(2):
         collect(log, "a", options=NOW)
 
     with pytest.raises(NotDurableError, match="a collection of orphans took it"):
         install_staged(log, "a", left, once=batch(3), options=OPTIONS)
     assert not append(log, 3)
-    assert bodies(log)[-2:] == rows_of(3)
+    assert world.bodies()[-2:] == rows_of(3)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import crash
-from tests.spec.logs import Crashed, bodies, manifest_of
 from tests.spec.staged.test_staged import ONCE, OPTIONS, stage
 from tests.stores import FaultyStore
+from tests.world import Crashed, World, crash
 from wal3_core import LogAt, LogWriter, MemoryStore, Policy, UnknownDurabilityError, copy, destroy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.maintain.copy import parts
@@ -114,7 +113,7 @@ def writes_document(kind: str, path: str) -> bool:
 
 def check_whole(backup: ObjectStore, when: str) -> None:
     """Check that the copy has all rows of an append or none, whether a cursor names it or no longer."""
-    held = set(bodies(backup))
+    held = set(World(backup).bodies())
     torn = {name for name, rows in ROWS.items() if held.intersection(rows) and not held.issuperset(rows)}
     assert not torn, when
 
@@ -139,7 +138,7 @@ def check_deaths(
         for name in ROWS:
             with suppress(*(() if name == "wednesday" else (UnknownDurabilityError,))):
                 append(backup, naming(name))
-        held = bodies(backup)
+        held = World(backup).bodies()
         doubled = {name for name, rows in ROWS.items() if any(held.count(row) > 1 for row in rows)}
         lacks = {name for name, rows in ROWS.items() if any(row not in held for row in rows)}
         refuses = naming is in_series
@@ -167,9 +166,10 @@ def test_append_that_is_repeated_on_a_copy_whose_update_died_anywhere_is_in_it_o
 @NAMINGS
 def test_append_that_a_pass_of_the_source_joined_with_others_is_repeated_once(naming: Callable[[str], Once]) -> None:
     def join(store: ObjectStore) -> None:
-        before = len(manifest_of(store).fragments)
+        world = World(store)
+        before = len(world.manifest().fragments)
         arrange(store)
-        assert len(manifest_of(store).fragments) < before
+        assert len(world.manifest().fragments) < before
 
     check_deaths(naming, writes_document, before=join)
 
@@ -195,7 +195,7 @@ def test_staged_append_without_a_name_is_in_a_copy_wholly_or_not_at_all() -> Non
     rows = ROWS["tuesday"]
     staged = [part for low in (0, 6) for part in stage(source, *((b"k", row) for row in rows[low : low + 6]))]
     assert install_staged(source, "a", staged, options=OPTIONS).num_fragments == 4
-    written_again = {each.path for each in manifest_of(source).fragments} - {part.pointer.path for part in staged}
+    written_again = {each.path for each in World(source).manifest().fragments} - {part.pointer.path for part in staged}
     assert len(written_again) == 4 + 2
     append_others(source, 1)
 
@@ -206,7 +206,7 @@ def test_staged_append_without_a_name_is_in_a_copy_wholly_or_not_at_all() -> Non
         if not died:
             break
     assert calls >= 2
-    assert bodies(backup) == bodies(source)
+    assert World(backup).bodies() == World(source).bodies()
 
 
 def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() -> None:
@@ -215,7 +215,11 @@ def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() 
     later = [replace(ONCE, append=name) for name in ("thursday", "friday")]
 
     def use(kind: str, path: str) -> None:
-        ended = kind == "get" and "cursor/writer-" in path and manifest_of(backup).next == manifest_of(source).next
+        ended = (
+            kind == "get"
+            and "cursor/writer-" in path
+            and World(backup).manifest().next == World(source).manifest().next
+        )
         if ended:
             using.before = lambda _kind, _path: None
             for once in later:
@@ -229,7 +233,7 @@ def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() 
         install_staged(backup, "a", stage(backup, (b"k", once.append.encode())), once=once).repeated for once in later
     ]
     assert repeated == [True, True]
-    assert bodies(backup)[-2:] == [b"thursday", b"friday"]
+    assert World(backup).bodies()[-2:] == [b"thursday", b"friday"]
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -270,7 +274,7 @@ def test_append_to_a_copy_updated_just_before_its_commit_is_known_to_the_copy(
     # What follows moves the cursor beyond it.
     assert not install(backup, replace(last, append="saturday", series="", number=0))
     assert install(backup, friday)
-    assert bodies(backup).count(b"friday") == 1
+    assert World(backup).bodies().count(b"friday") == 1
 
 
 @pytest.mark.parametrize("updated", [False, True])
@@ -287,10 +291,10 @@ def test_copy_that_begins_behind_a_writer_s_cursor_knows_its_last_append(*, upda
     last = replace(ONCE, append="monday", cursor="writer-other")
     append(overtaken, last)
     destroy(backup, "a")
-    from_offset = manifest_of(source).next.position.offset - 1
+    from_offset = World(source).manifest().next.position.offset - 1
     copy(LogAt(source, "a"), LogAt(backup, "a"), from_offset=from_offset, with_cursors=not updated)
     if updated:
         update(source, backup)
 
     assert append(backup, last)
-    assert bodies(backup) == [b"monday"]
+    assert World(backup).bodies() == [b"monday"]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import crash
-from tests.spec.logs import Crashed, bodies
 from tests.spec.staged.test_named_copies import cloned
 from tests.stores import FaultyStore
+from tests.world import Crashed, World, crash
 from wal3_core import (
     CursorConflictError,
     InvalidRequestError,
@@ -99,7 +98,7 @@ def test_append_that_is_repeated_on_a_copy_of_another_name_is_in_it_once(
         update_copy(LogAt(log, "a"), LogAt(log, "other"), with_cursors=True)
 
     assert append(log, once, log="other")
-    assert bodies(log, "other") == [b"monday"]
+    assert World(log, "other").bodies() == [b"monday"]
 
 
 def test_append_that_an_earlier_version_began_is_known_in_a_log_of_the_same_name(
@@ -117,7 +116,7 @@ def test_append_that_an_earlier_version_began_is_known_in_a_log_of_the_same_name
     for store in (log, restored):
         assert append(store, MONDAY)
         assert [append(store, tuesday) for _ in range(2)] == [False, True]
-        assert bodies(store) == [b"monday", b"tuesday"]
+        assert World(store).bodies() == [b"monday", b"tuesday"]
 
 
 def test_append_without_a_series_is_refused_where_a_series_would_be_forgotten(log: MemoryStore) -> None:
@@ -132,7 +131,7 @@ def test_append_without_a_series_is_refused_where_a_series_would_be_forgotten(lo
     assert not append(log, replace(of_series(0), append="a later one", number=8))
     assert not append(log, of_series(NAMED_APPENDS_MAX))
     assert append(log, replace(of_series(0), append="a later one", number=8))
-    assert len(bodies(log)) == NAMED_APPENDS_MAX + 2
+    assert len(World(log).bodies()) == NAMED_APPENDS_MAX + 2
 
 
 @pytest.mark.parametrize("arrives", [0, 1, 14, None])
@@ -150,7 +149,7 @@ def test_append_under_way_is_not_forgotten_however_many_begin_meanwhile(log: Mem
 
     for _ in range(2):
         append(log, MONDAY)
-    assert bodies(log).count(b"monday") == 1
+    assert World(log).bodies().count(b"monday") == 1
 
 
 def forget_an_append_whose_commit_is_under_way() -> None:
@@ -161,7 +160,7 @@ def forget_an_append_whose_commit_is_under_way() -> None:
     for number in range(NAMED_APPENDS_MAX):
         dies_before_its_commit(log, of_series(number))
     sent.arrive()
-    assert bodies(log) == []
+    assert World(log).bodies() == []
 
     # It is known not to have been made, and has no place beside so many series.
     with pytest.raises(NotDurableError, match="found one without"):
@@ -177,7 +176,7 @@ def test_appends_that_never_came_leave_their_places_to_others(log: MemoryStore) 
         dies_before_its_commit(log, replace(MONDAY, append=f"lost {number}"))
 
     assert [append(log, MONDAY) for _ in range(2)] == [False, True]
-    assert bodies(log) == [b"monday"]
+    assert World(log).bodies() == [b"monday"]
 
 
 @pytest.mark.parametrize("series", [0, NAMED_APPENDS_MAX])
@@ -197,7 +196,7 @@ def test_update_of_a_copy_takes_all_names_of_its_source_beside_a_dead_update_s(l
     update_copy(LogAt(log, "a"), LogAt(log, "other"), with_cursors=True)
 
     assert all(append(log, once, log="other") for once in newest)
-    assert bodies(log, "other") == bodies(log)
+    assert World(log, "other").bodies() == World(log).bodies()
 
 
 @pytest.mark.slow
@@ -221,7 +220,7 @@ def test_append_to_a_copy_under_way_is_not_forgotten_for_the_names_of_its_source
         sent.arrive()
         for _ in range(2):
             append(log, MONDAY, log="other")
-        assert bodies(log, "other").count(b"monday") == 1, f"after {calls} calls"
+        assert World(log, "other").bodies().count(b"monday") == 1, f"after {calls} calls"
         if left[0] >= 0:
             return
     pytest.fail("it never ended")

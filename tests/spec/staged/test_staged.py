@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import LATER, NOW
-from tests.spec.logs import Crashed, bodies, manifest_of
 from tests.stores import FaultyStore, life_store
+from tests.world import LATER, NOW, Crashed, World
 from wal3_core import (
     ContentionError,
     InvalidRequestError,
@@ -69,16 +68,17 @@ def fragments(store: ObjectStore) -> set[str]:
 
 
 def test_what_is_staged_is_in_the_log_only_when_it_is_installed(log: MemoryStore) -> None:
+    world = World(log)
     first, second = stage(log, b"1", b"2", b"3", b"4"), stage(log, b"5", (b"k", b"6"), (b"k", None))
     lost = stage(log, b"of an attempt that lost")
-    assert bodies(log) == []
-    before = manifest_of(log)
+    assert world.bodies() == []
+    before = world.manifest()
 
     report = install_staged(log, "a", first + second, options=OPTIONS)
 
-    assert bodies(log) == [b"1", b"2", b"3", b"4", b"5", b"6", None]
+    assert world.bodies() == [b"1", b"2", b"3", b"4", b"5", b"6", None]
     assert (report.num_records, report.repeated) == (7, False)
-    manifest = manifest_of(log)
+    manifest = world.manifest()
     assert manifest.generation == before.generation + 1
     # The first one lay where it was staged; what was written again is not kept twice.
     assert manifest.fragments[0].path == first[0].pointer.path
@@ -100,14 +100,14 @@ def test_other_writers_go_on_meanwhile(log: MemoryStore) -> None:
         install_staged(overtaking, "a", staged, options=OPTIONS)
         writer.append(b"last")
 
-    assert bodies(log) == [b"other", b"again", b"1", b"2", b"last"]
+    assert World(log).bodies() == [b"other", b"again", b"1", b"2", b"last"]
 
 
 def test_small_fragments_are_joined(log: MemoryStore) -> None:
     staged = [part for number in range(7) for part in stage(log, b"%d" % number)]
 
     assert install_staged(log, "a", staged, options=OPTIONS).num_fragments == 3
-    assert bodies(log) == [b"%d" % number for number in range(7)]
+    assert World(log).bodies() == [b"%d" % number for number in range(7)]
     LogReader.open(log, "a").scan()
 
 
@@ -120,7 +120,7 @@ def test_named_append_that_is_repeated_is_in_the_log_once(log: MemoryStore) -> N
     at_end = stage(log, b"1", b"2")
     assert install_staged(log, "a", at_end, once=ONCE, options=OPTIONS).repeated
     assert install_staged(log, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS).num_records
-    assert [body for body in bodies(log) if body is not None and b"other" not in body] == [b"1", b"2", b"3"]
+    assert [body for body in World(log).bodies() if body is not None and b"other" not in body] == [b"1", b"2", b"3"]
     assert CursorStore(log, "a").offsets() == {"writer-nightly": 43}
     # Another install could have put it there as it was, just then.
     orphans = {each.pointer.path for each in at_end}
@@ -150,7 +150,7 @@ def test_named_append_is_in_the_log_once_wherever_it_is_cut_short(memory_store: 
         else:
             done = left[0] >= 0
         install_staged(memory_store, "a", stage(memory_store, b"1", b"2", b"3", b"4"), once=ONCE, options=OPTIONS)
-        assert bodies(memory_store) == [b"0", b"1", b"2", b"3", b"4"], calls
+        assert World(memory_store).bodies() == [b"0", b"1", b"2", b"3", b"4"], calls
         if done:
             break
     else:
@@ -167,7 +167,7 @@ def test_named_append_that_is_repeated_after_a_pass_arranged_the_log_is_in_it_on
 
     assert (report.installed, report.plan.limit) == (True, 2)
     assert again.repeated
-    assert bodies(log) == [b"0", b"1"]
+    assert World(log).bodies() == [b"0", b"1"]
 
 
 def test_named_append_that_is_made_while_a_pass_arranges_the_log_is_in_it_once(log: MemoryStore) -> None:
@@ -188,7 +188,7 @@ def test_named_append_that_is_made_while_a_pass_arranges_the_log_is_in_it_once(l
 
     assert (report.installed, report.num_overtaken) == (True, 1)
     assert install_staged(log, "a", stage(log, (b"k", b"1")), once=ONCE, options=OPTIONS).repeated
-    assert bodies(log) == [b"0", b"1"]
+    assert World(log).bodies() == [b"0", b"1"]
 
 
 def test_cursor_of_a_writer_has_a_name_that_passes_know() -> None:
@@ -208,7 +208,7 @@ def test_two_that_repeat_a_named_append_at_once_append_it_once(log: MemoryStore)
 
     faulty.before = overtake
     assert install_staged(faulty, "a", first, once=ONCE, options=OPTIONS).repeated
-    assert bodies(log) == [b"0", b"1"]
+    assert World(log).bodies() == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("others", [[], [b"other"]])
@@ -222,7 +222,7 @@ def test_append_that_is_installed_twice_keeps_what_the_log_has_of_it(log: Memory
     again = install_staged(log, "a", staged, options=OPTIONS)
 
     assert again.repeated
-    assert bodies(log) == [b"1"] * 3 + [b"2"] * 3 + others
+    assert World(log).bodies() == [b"1"] * 3 + [b"2"] * 3 + others
 
 
 def test_append_of_which_the_log_has_a_part_as_it_was_staged_is_not_made_again(log: MemoryStore) -> None:
@@ -230,13 +230,14 @@ def test_append_of_which_the_log_has_a_part_as_it_was_staged_is_not_made_again(l
     install_staged(log, "a", staged, options=OPTIONS)
 
     assert install_staged(log, "a", staged, options=OPTIONS).repeated
-    assert bodies(log) == [b"1", b"1", b"1", b"2"]
+    assert World(log).bodies() == [b"1", b"1", b"1", b"2"]
 
 
 @pytest.mark.slow
 def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
     memory_store: MemoryStore,
 ) -> None:
+    world = World(memory_store)
     for calls in range(200):
         if calls:
             destroy(memory_store, "a")
@@ -258,7 +259,7 @@ def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
                 install_staged(memory_store, "a", again, once=ONCE, options=OPTIONS)
                 install_staged(memory_store, "a", stage(memory_store, b"2"), once=replace(ONCE, append="8"))
                 # Of orphans, which the other one's uploads are, nothing is deleted within a day.
-                CursorStore(memory_store, "a").create("reader", manifest_of(memory_store).next.position)
+                CursorStore(memory_store, "a").create("reader", world.manifest().next.position)
                 collect(memory_store, "a", options=LATER)
 
         faulty.before = sleep
@@ -266,9 +267,9 @@ def test_named_append_that_sleeps_anywhere_as_it_is_made_is_in_the_log_once(
         with suppress(LogError):
             install_staged(faulty, "a", staged, once=ONCE, options=replace(OPTIONS, uploads_max=1))
         if left[0] >= 0:
-            assert bodies(memory_store) == [b"0", b"1"]
+            assert world.bodies() == [b"0", b"1"]
             break
-        assert bodies(memory_store) == [b"2"], calls
+        assert world.bodies() == [b"2"], calls
     else:
         pytest.fail("it never ended")
 
@@ -288,7 +289,7 @@ def test_named_append_that_slept_through_the_writer_s_next_one_is_there_once(
             install_staged(faulty, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS)
 
     assert install_staged(log, "a", staged, once=ONCE, options=OPTIONS).repeated
-    assert bodies(log) == [b"1", b"2", b"3"][: 3 if next_is_made else 2]
+    assert World(log).bodies() == [b"1", b"2", b"3"][: 3 if next_is_made else 2]
 
 
 def test_named_append_that_is_repeated_in_a_restored_log_is_in_it_once(
@@ -301,14 +302,15 @@ def test_named_append_that_is_repeated_in_a_restored_log_is_in_it_once(
     copy(LogAt(backup, "a"), LogAt(log, "a"), with_cursors=True)
 
     assert install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS).repeated
-    assert bodies(log) == [b"1", b"2"]
+    assert World(log).bodies() == [b"1", b"2"]
 
 
 def test_unanswered_commit_is_resolved_or_reported_as_unknown(log: MemoryStore) -> None:
+    world = World(log)
     faulty = FaultyStore(log)
     faulty.fail("replace", "MANIFEST", "applied-unknown")
     install_staged(faulty, "a", stage(log, b"1"), once=ONCE, options=OPTIONS)
-    assert bodies(log) == [b"1"]
+    assert world.bodies() == [b"1"]
 
     faulty.fail("replace", "MANIFEST", "late", times=1000)
     with pytest.raises(UnknownDurabilityError):
@@ -317,7 +319,7 @@ def test_unanswered_commit_is_resolved_or_reported_as_unknown(log: MemoryStore) 
     faulty.fail("replace", "MANIFEST", "unavailable", times=1000)
     with pytest.raises(NotDurableError):
         install_staged(faulty, "a", stage(log, b"3"), options=OPTIONS)
-    assert bodies(log) == [b"1"]
+    assert world.bodies() == [b"1"]
 
 
 def test_writers_that_take_the_place_each_time_are_contention(log: MemoryStore) -> None:
@@ -332,14 +334,14 @@ def test_writers_that_take_the_place_each_time_are_contention(log: MemoryStore) 
         with pytest.raises(ContentionError, match="other writers took the place 3 times over"):
             install_staged(faulty, "a", staged, options=replace(OPTIONS, contentions_max=2))
 
-    assert bodies(log) == [b"other"] * 3
+    assert World(log).bodies() == [b"other"] * 3
 
 
 def test_staged_orphans_are_collected_and_then_not_installed(log: MemoryStore) -> None:
     staged = stage(log, b"1", b"2")
     with LogWriter.open(log, "a") as writer:
         writer.append(b"other")
-    CursorStore(log, "a").create("c", manifest_of(log).next.position)
+    CursorStore(log, "a").create("c", World(log).manifest().next.position)
     # Marked by the first, deleted by the second.
     for _ in range(2):
         collect(log, "a", options=NOW)
@@ -359,7 +361,7 @@ def test_append_without_a_name_that_is_installed_again_is_not_said_to_be_lost(lo
 
     with pytest.raises(UnknownDurabilityError, match="or it was installed before: read the log before staging"):
         install_staged(log, "a", staged, options=OPTIONS)
-    assert bodies(log) == [b"other", b"1"]
+    assert World(log).bodies() == [b"other", b"1"]
 
 
 def test_log_that_does_not_take_the_records_is_an_error(log: MemoryStore) -> None:

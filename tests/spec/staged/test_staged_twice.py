@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.spec.logs import bodies
 from tests.stores import FaultyStore
+from tests.world import World
 from wal3_core import LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.write.staged.installing import install_staged
@@ -48,7 +48,7 @@ def test_append_that_was_installed_without_a_name_is_not_made_again_under_one(lo
     with pytest.raises(UnknownDurabilityError, match="installed before without its name"):
         install_staged(log, "a", staged, once=ONCE)
 
-    assert bodies(log) == [b"1", b"2"]
+    assert World(log).bodies() == [b"1", b"2"]
 
 
 def test_repeated_append_deletes_nothing_that_was_installed_without_its_name(log: MemoryStore) -> None:
@@ -57,7 +57,7 @@ def test_repeated_append_deletes_nothing_that_was_installed_without_its_name(log
     install_staged(log, "a", staged)
 
     assert install_staged(log, "a", staged, once=ONCE).repeated
-    assert bodies(log) == [b"1", b"1"]
+    assert World(log).bodies() == [b"1", b"1"]
 
 
 @pytest.mark.parametrize("others", [[], [b"other"]])
@@ -73,7 +73,7 @@ def test_append_of_which_a_part_was_installed_by_itself_is_refused(log: MemorySt
         install_staged(log, "a", first + second)
     install_staged(log, "a", second)
 
-    assert bodies(log) == [b"1", *others, b"2"]
+    assert World(log).bodies() == [b"1", *others, b"2"]
 
 
 def test_writer_does_not_take_the_cursor_of_a_subscription(log: MemoryStore) -> None:
@@ -87,7 +87,7 @@ def test_writer_does_not_take_the_cursor_of_a_subscription(log: MemoryStore) -> 
         install_staged(log, "a", Stager(log, "a").stage(table(b"1")), once=ONCE)
 
     assert CursorStore(log, "a").list() == before
-    assert bodies(log) == []
+    assert World(log).bodies() == []
 
 
 @pytest.mark.parametrize("others", [[], [b"2"], [b"other", b"other"]])
@@ -106,7 +106,7 @@ def test_part_collected_before_it_was_installed_is_not_said_to_be_in_the_log(
     with pytest.raises(UnknownDurabilityError):
         install_staged(log, "a", first + second)
 
-    assert bodies(log) == [b"1", *others]
+    assert World(log).bodies() == [b"1", *others]
 
 
 def test_part_whose_rows_another_writer_appended_is_not_said_to_be_in_the_log(log: MemoryStore) -> None:
@@ -119,7 +119,7 @@ def test_part_whose_rows_another_writer_appended_is_not_said_to_be_in_the_log(lo
         install_staged(log, "a", first + second)
     install_staged(log, "a", second)
 
-    assert bodies(log) == [b"1", b"2", b"2"]
+    assert World(log).bodies() == [b"1", b"2", b"2"]
 
 
 def test_append_of_parts_staged_and_written_again_is_known_in_every_order(log: MemoryStore) -> None:
@@ -130,7 +130,7 @@ def test_append_of_parts_staged_and_written_again_is_known_in_every_order(log: M
         writer.append(b"other")
 
     assert all(install_staged(log, "a", order, options=singly).repeated for order in permutations(parts))
-    assert bodies(log) == [b"1", b"2", b"3", b"other"]
+    assert World(log).bodies() == [b"1", b"2", b"3", b"other"]
 
 
 def named(log: MemoryStore, body: bytes, once: Once) -> bool:
@@ -147,7 +147,7 @@ def test_number_of_a_series_is_known_however_many_appends_without_one_came_betwe
     with pytest.raises(UnknownDurabilityError, match="expected number 7 of s"):
         named(log, b"6", Once("writer-nightly", "number 6", "s", 6))
     assert named(log, b"other", Once("writer-nightly", f"other {NAMED_APPENDS_MAX}"))
-    assert bodies(log).count(b"7") == 1
+    assert World(log).bodies().count(b"7") == 1
 
 
 def test_append_with_the_name_of_another_number_is_refused(log: MemoryStore) -> None:
@@ -170,7 +170,7 @@ def test_second_append_of_a_stager_was_staged_where_the_log_ended(log: MemorySto
 
     with pytest.raises(UnknownDurabilityError, match="expected it at 1 or before"):
         install_staged(log, "a", late, once=ONCE)
-    assert bodies(log).count(b"2") == 1
+    assert World(log).bodies().count(b"2") == 1
 
 
 @pytest.mark.parametrize("once", [None, ONCE])
@@ -190,7 +190,7 @@ def test_append_installed_without_a_name_and_compacted_since_is_not_made_again(
         install_staged(log, "a", staged, once=once)
     # What lies in the place of another is not taken for it.
     assert not install_staged(log, "a", early, once=once).repeated
-    assert bodies(log) == [b"2", b"other", b"other", b"1"]
+    assert World(log).bodies() == [b"2", b"other", b"other", b"1"]
 
 
 def keyed(key: bytes, body: bytes) -> pa.Table:
@@ -209,4 +209,4 @@ def test_repeated_append_deletes_nothing_installed_without_its_name_meanwhile(lo
     faulty.before = install_meanwhile
 
     assert install_staged(faulty, "a", staged, once=ONCE).repeated
-    assert bodies(log) == [b"1", b"1"]
+    assert World(log).bodies() == [b"1", b"1"]
