@@ -8,11 +8,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tests.stores import FaultyStore, life_store
+from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.model.paths import CLOCK
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
@@ -25,6 +26,7 @@ from wal3_core.storage.object_store import Done, FolderStore, log_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core.log.collect.planner import Plan
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
@@ -216,6 +218,9 @@ class World:
         """Collect the log once."""
         return collect(self.store, self.log, options=options, **more)
 
+    def plan(self, limit_offset: int | None = None, options: CollectorOptions = NOW) -> Plan:
+        return Collector(self.store, self.log, options=options).plan(limit_offset)
+
     def announce(self, options: CollectorOptions = NOW) -> str:
         """Plan a collection and announce it; returns its document's path."""
         collector = Collector(self.store, self.log, options=options)
@@ -238,6 +243,15 @@ def count_requests(store: FaultyStore, act: Callable[[], object]) -> int:
     store.before = lambda kind, _path: seen.append(kind)
     act()
     return len(seen)
+
+
+def content(store: ObjectStore) -> dict[str, bytes | None]:
+    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
+
+
+def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:
+    """All stored objects, except the one written to learn the store's time."""
+    return {path: data for path, data in content(store).items() if path != life_path(store, "a", CLOCK)}
 
 
 def crash() -> None:

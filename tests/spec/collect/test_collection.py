@@ -9,12 +9,12 @@ import pytest
 
 from tests.stores import FaultyStore, damage, life_path, life_store
 from tests.world import (
-    LATER,
     LOG,
     NOW,
     QUICK,
-    ClockStore,
     World,
+    beside_the_clock,
+    content,
 )
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
@@ -26,7 +26,6 @@ from wal3_core.model.paths import CLOCK
 from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
-from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
@@ -34,19 +33,6 @@ if TYPE_CHECKING:
 
     from wal3_core import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
-
-
-def plan(store: ObjectStore, limit_offset: int | None = None, options: CollectorOptions = NOW) -> Plan:
-    return Collector(store, LOG, options=options).plan(limit_offset)
-
-
-def content(store: ObjectStore) -> dict[str, bytes | None]:
-    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
-
-
-def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:
-    """All stored objects, except the one written to learn the store's time."""
-    return {path: data for path, data in content(store).items() if path != life_path(store, "a", CLOCK)}
 
 
 # ---------------------------------------------------------------------- plan
@@ -58,7 +44,7 @@ def test_plan_takes_records_below_every_cursor_and_names_the_one_that_holds(stor
     world.move_cursor(19, "fast")
     manifest = world.manifest()
 
-    found = plan(store)
+    found = world.plan()
 
     sizes = [
         len(life_store(store, "a").read(path) or b"") for path in sorted(world.stored()) if path.startswith("log/")
@@ -77,7 +63,7 @@ def test_plan_takes_records_below_every_cursor_and_names_the_one_that_holds(stor
 def test_plan_counts_the_bytes_that_the_collection_frees(store: ObjectStore) -> None:
     world = World(store)
     world.plant(cursor=12)
-    found = plan(store)
+    found = world.plan()
     before = world.manifest().num_bytes
 
     world.collect()
@@ -92,7 +78,7 @@ def test_fragment_with_a_record_that_a_cursor_needs_stays_whole(store: ObjectSto
             writer.append_many([Message(b"x")] * 4)
     world.move_cursor(8)
 
-    found = plan(store)
+    found = world.plan()
     world.collect()
 
     assert (found.first.seq_no, found.first.position.offset, found.num_records) == (2, 5, 4)
@@ -114,7 +100,7 @@ def test_plan_changes_nothing(store: ObjectStore) -> None:
 def test_given_limit_keeps_the_records_after_it_whatever_the_cursors_say(store: ObjectStore) -> None:
     World(store).plant(cursor=12)
 
-    below, above = plan(store, 5), plan(store, 15)
+    below, above = World(store).plan(5), World(store).plan(15)
 
     assert (below.first.seq_no, below.reason) == (5, "the limit given is at offset 5")
     assert (above.first.seq_no, above.reason) == (12, "cursor reader is at offset 12")
@@ -125,7 +111,7 @@ def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> N
     world.plant(cursor=1)
     before = content(store)
 
-    found = plan(store)
+    found = world.plan()
     done = world.collect()
 
     assert found.empty
@@ -137,7 +123,7 @@ def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> N
 
 def test_plan_survives_a_round_trip_through_json(memory_store: MemoryStore) -> None:
     World(memory_store).plant(cursor=12)
-    found = plan(memory_store)
+    found = World(memory_store).plan()
 
     again = Plan.from_json(strict_json.load(strict_json.dump(found.to_json()), what="plan", bytes_max=10_000))
 
@@ -154,9 +140,9 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
 
     for options in (NOW, replace(NOW, without_cursors=True)):
         with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is no longer needed"):
-            plan(store, options=options)
+            world.plan(options=options)
     with pytest.raises(CollectionRefusedError, match="found none of a consumer: create one, or"):
-        plan(store, 12)
+        world.plan(12)
     with pytest.raises(CollectionRefusedError):
         world.collect()
 
@@ -194,7 +180,7 @@ def test_nothing_is_collected_while_a_cursor_cannot_be_read(store: ObjectStore) 
     before = beside_the_clock(store)
 
     with pytest.raises(CollectionRefusedError, match=r"while a cursor cannot be read: .*cursor/reader\.json"):
-        plan(store)
+        world.plan()
     with pytest.raises((CollectionRefusedError, CorruptError), match="cursor/reader.json"):
         world.collect()
 
@@ -206,7 +192,7 @@ def test_nothing_is_collected_while_a_foreign_file_lies_among_the_cursors(store:
     life_store(store, "a").create("cursor/readme.txt", b"not ours")
 
     with pytest.raises(CollectionRefusedError, match=r"cursor/readme\.txt"):
-        plan(store)
+        World(store).plan()
 
 
 class TornStore(FaultyStore):
@@ -226,9 +212,9 @@ def test_nothing_is_collected_when_a_page_of_cursors_is_missing(store: ObjectSto
     world.move_cursor(18, "a-fast")
     world.move_cursor(3, "b-slow")
 
-    for collecting in (plan, lambda store: World(store).collect()):
+    for collecting in (World.plan, World.collect):
         with pytest.raises(UnavailableError, match="expected the next page"):
-            collecting(TornStore(store))
+            collecting(World(TornStore(store)))
 
     assert world.offsets() == list(range(1, 21))
     assert world.reachable() == world.stored()
@@ -296,7 +282,7 @@ def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: Object
 
     faulty.before = before
 
-    assert plan(faulty).first.seq_no == 12
+    assert World(faulty).plan().first.seq_no == 12
 
 
 # ---------------------------------------------------------------------- verify
@@ -378,136 +364,3 @@ def test_plan_holds_when_the_tree_was_repacked_and_grew_meanwhile(store: ObjectS
 
     assert world.offsets() == list(range(12, 25))
     assert scrub(store, LOG).sound
-
-
-# ---------------------------------------------------------------------- exactly those objects
-
-
-@pytest.mark.parametrize("cursor", range(2, 22))
-def test_objects_of_a_plan_are_exactly_what_is_deleted_wherever_it_cuts(memory_store: MemoryStore, cursor: int) -> None:
-    check_dry_run(memory_store, cursor)
-
-
-def test_objects_of_a_plan_are_exactly_what_a_later_collection_deletes(store: ObjectStore) -> None:
-    check_dry_run(store, 12)
-
-
-def check_dry_run(store: ObjectStore, cursor: int) -> None:
-    world = World(store)
-    world.plant(cursor=cursor)
-    collector = Collector(store, LOG, options=NOW)
-    before = world.stored()
-
-    named = list(collector.objects(collector.plan()))
-    done = world.collect()
-
-    assert len(named) == len(set(named)) == sum(each.num_deleted for each in done.deleted)
-    assert before - world.stored() == set(named)
-    assert world.stored() == world.reachable()
-    assert world.offsets() == list(range(cursor, 21))
-
-
-def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(store: ObjectStore) -> None:
-    World(store).plant(cursor=8)
-    collector = Collector(store, LOG, options=NOW)
-
-    named = list(collector.objects(collector.plan()))
-
-    fragments = [path for path in named if path.startswith("log/")]
-    assert [int(path[-24:-8], 16) for path in fragments] == list(range(1, 8))
-    kinds = "".join(path[0] for path in named[:7])
-    assert kinds == "llsllss"
-
-
-@pytest.mark.slow
-def test_stored_objects_are_the_reachable_ones_after_every_round_of_cursors(store: ObjectStore) -> None:
-    """INV-16: compared before and after, through appends, rolls, and cursors that move at their own pace."""
-    clock = ClockStore(store)
-    world = World(clock)
-    world.plant(cursor=1)
-    world.move_cursor(1, "slow")
-    for fast, slow in ((4, 1), (11, 6), (14, 6), (25, 13), (27, 27), (41, 41)):
-        world.append(4)
-        world.roll()
-        world.move_cursor(fast)
-        world.move_cursor(slow, "slow")
-        before, should = world.stored(), world.reachable()
-
-        gone = set(Collector(clock, LOG, options=NOW).objects(plan(clock)))
-        clock.pass_s(1)
-        done = world.collect()
-
-        # The same run collects what the rolls left over; the plan includes the snapshots that the cut replaced.
-        assert sum(each.num_deleted for each in done.deleted) == len(before - should) + len(gone)
-        assert world.stored() == world.reachable()
-        assert world.documents() == []
-        assert world.offsets() == list(range(min(fast, slow), world.manifest().next.position.offset))
-        assert scrub(clock, LOG).sound
-    assert world.stored() <= world.reachable()
-
-
-def test_collection_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
-    world = World(store)
-    world.plant(cursor=12)
-    world.collect()
-    before = beside_the_clock(store)
-
-    again = world.collect()
-
-    assert again.plan.empty
-    assert again.deleted == ()
-    assert beside_the_clock(store) == before
-
-
-def test_collection_prunes_now_and_deletes_an_interval_later(store: ObjectStore) -> None:
-    clock = ClockStore(store)
-    world = World(clock)
-    world.plant(cursor=12)
-    before = world.stored()
-
-    first = world.collect(LATER)
-    assert first.wait_s == LATER.interval_s
-    assert world.stored() >= before
-    assert world.offsets() == list(range(12, 21))
-    clock.pass_s(LATER.interval_s)
-    second = world.collect(LATER)
-
-    assert second.wait_s == 0
-    assert [each.num_deleted for each in second.deleted] == [len(before) - len(before & world.reachable())]
-    assert world.stored() == world.reachable()
-
-
-def test_progress_reports_every_deleted_object(store: ObjectStore) -> None:
-    world = World(store)
-    world.plant(cursor=12)
-    heard: list[int] = []
-
-    done = world.collect(progress=heard.append)
-
-    assert heard == list(range(1, sum(each.num_deleted for each in done.deleted) + 1))
-    assert len(heard) > 11
-
-
-class SlowRuntime(ThreadRuntime):
-    """Sleeps in no time, and counts the sleeps."""
-
-    passed_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.passed_s
-
-    def sleep(self, seconds: float) -> None:
-        self.passed_s += seconds
-
-
-def test_deletes_are_sent_at_the_configured_rate(store: ObjectStore) -> None:
-    world = World(store)
-    world.plant(cursor=12)
-    world.prune(LATER)
-
-    with SlowRuntime() as runtime:
-        done = world.collect(replace(NOW, deletes_per_s=4), runtime=runtime)
-
-    num_deleted = sum(each.num_deleted for each in done.deleted)
-    assert num_deleted > 11
-    assert runtime.passed_s == pytest.approx(num_deleted / 4)
