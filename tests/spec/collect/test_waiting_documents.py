@@ -306,8 +306,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     """The reads are on purpose: the document comes before the manifest. The bytes of the same version say the same."""
     World(memory_store).plant(cursor=12)
     counted = CountingStore(memory_store)
-    collector = Collector(counted, LOG, options=NOW)
-    path = collector.announce(collector.plan())
+    path = World(counted).announce()
     decoded = list[str]()
     decode = Garbage.from_bytes
 
@@ -318,7 +317,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     monkeypatch.setattr(Garbage, "from_bytes", counting)
     before = counted.requests["get"]
 
-    assert isinstance(collector.prune(path), MarkedGarbage)
+    assert isinstance(Collector(counted, LOG, options=NOW).prune(path), MarkedGarbage)
 
     # Each try reads the document and the manifest.
     assert counted.requests["get"] - before >= 6
