@@ -310,7 +310,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     decoded = list[str]()
     decode = Garbage.from_bytes
 
-    def counting(data: bytes, *, what: str) -> Garbage:
+    def counting(data: bytes, what: str) -> Garbage:
         decoded.append(what)
         return decode(data, what=what)
 
