@@ -76,7 +76,7 @@ sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0; VIEWS=1: of subscri
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS) $(if $(filter 1,$(VIEWS)),--views)$(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)$(if $(filter 1,$(LIVES)),--lives)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
-	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/storage/documents/*,wal3_core/model/manifest.py,wal3_core/log/tree/rolls.py' \
+	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/store/documents/*,wal3_core/format/manifest.py,wal3_core/log/tree/rolls.py' \
 	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
 	$(BIN)/coverage report --show-missing
 

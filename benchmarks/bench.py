@@ -28,22 +28,22 @@ from benchmarks.latency import open_loop
 from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, MemoryStore, ReaderOptions, open_store
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Epoch
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.setsum import Setsum
 from wal3_core.log.tree.rolls import build_snapshot, plan_roll
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import Setsum
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import Done, Versioned, log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import Done, Versioned, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 MB = 1e6
 VOLUME = 192 * 2**20

@@ -34,7 +34,7 @@ from tests.large_logs import Grower
 from tests.s3_server import free_port
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, WriterOptions, list_logs, open_store
-from wal3_core.model.snapshot import count_fragments
+from wal3_core.format.snapshot import count_fragments
 from wal3_core.spark import planning, register, verify, verify_logs
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.requests import EVERYTHING, Bounds, ReadRequest
@@ -45,7 +45,7 @@ from wal3_core.spark.verify import PARTITION_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 2

@@ -28,17 +28,17 @@ from rich.table import Table
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, MemoryStore, WriterOptions, open_store
+from wal3_core.format.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
+from wal3_core.format.position import FIRST_OFFSET, LogPosition
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
-from wal3_core.model.position import FIRST_OFFSET, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 OPTIONS = CollectorOptions(interval_s=0.1, fraction_max=1, deletes_per_s=1e9)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dagster import RunRequest
 
     from wal3_core.runtime import RequestEnd
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[1]
 NO_LOGS_OF_STEPS = """

@@ -24,15 +24,15 @@ from rich.table import Table
 
 from tests.lanes import lanes_decided
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
+from wal3_core.format.parquet import lane_columns
+from wal3_core.format.parquet.columns import table_of, table_setsum
+from wal3_core.format.record import Record
 from wal3_core.hashing.lanes import LANES, Lanes
-from wal3_core.model.parquet import lane_columns
-from wal3_core.model.parquet.columns import table_of, table_setsum
-from wal3_core.model.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 MB = 1e6
 ROUNDS = int(os.environ.get("WAL3_BENCH_ROUNDS", "5"))

@@ -27,15 +27,15 @@ from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, Message, WriterOptions, open_store
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.engine import Engine, LocalEngine
-from wal3_core.model.policy import Cleanup, Policy
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.spark import SparkEngine, session_conf, use_this_python
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
+    from wal3_core.store.object_store import Buffer, ObjectStore, PutOutcome
 
 LOG = "bench"
 MB = 1e6

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from wal3_core.storage.object_store import Etag, NotModified, ObjectStore, Versioned
+    from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
 
 LOG = "bench"
 BATCH = 1000

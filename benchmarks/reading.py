@@ -19,7 +19,7 @@ from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def first_record(store: MemoryStore) -> tuple[int, int, float]:

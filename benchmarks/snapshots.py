@@ -24,17 +24,17 @@ from tests.built_logs import Builder
 from tests.large_logs import Grower
 from tests.stores import CountingStore, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.scan import select
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import POINTERS_MAX, UNLIMITED, ReaderOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.object_store import Etag, NotModified, Versioned
+from wal3_core.store.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 OPTIONS = SnapshotOptions()
 # A writer whose snapshots hold four fragments, and one that never rolls.

@@ -28,7 +28,7 @@ from wal3_core.log.read.scrub import scrub
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[1]
 AT_ONCE = 16

@@ -11,16 +11,16 @@ import pytest
 
 from tests.stores import LOG_ID, FaultyStore, damage
 from wal3_core import LogWriter, StoreDeniedError
+from wal3_core.format.paths import MANIFEST
+from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.paths import MANIFEST
-from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # In the order of names the bad one comes first.
 BAD, GOOD = "bad", "good"

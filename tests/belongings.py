@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.model.cursor import Owner
-from wal3_core.model.policy import Policy
+from wal3_core.format.cursor import Owner
+from wal3_core.format.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 from tests.large_logs import STEP_US, made_up
 from wal3_core import LogWriter
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Boundary, Epoch
+from wal3_core.format.paths import snapshot_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.setsum import Setsum
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.log.tree.rolls import plan_roll
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Boundary, Epoch
-from wal3_core.model.paths import snapshot_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import Setsum
-from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _ONE = Setsum.of([b"x"])
 

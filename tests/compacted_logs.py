@@ -6,24 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader, LogWriter, Record
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Epoch
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.setsum import EMPTY
+from wal3_core.format.snapshot import Pointer, Snapshot
 from wal3_core.log.tree.rolls import roll_all
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY
-from wal3_core.model.snapshot import Pointer, Snapshot
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Sixteen fragments make a tree of three levels.
 NARROW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

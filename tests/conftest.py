@@ -25,12 +25,12 @@ from tests.worker_stacks import (  # noqa: F401 - hooks
 )
 from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TESTS = Path(__file__).parent
 # Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.

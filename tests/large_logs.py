@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 
 from tests.stores import life_store
 from wal3_core import LogWriter
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Boundary, Epoch
+from wal3_core.format.parquet import FragmentSource, encode
+from wal3_core.format.paths import MANIFEST, fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.setsum import Setsum
 from wal3_core.log.tree.rolls import build_snapshot, plan_roll
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Boundary, Epoch
-from wal3_core.model.parquet import FragmentSource, encode
-from wal3_core.model.paths import MANIFEST, fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import Setsum
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectStore
 
 STEP_US = 1_000_000
 _FRAGMENTS_PER_STEP = 16

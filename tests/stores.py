@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.model.paths import LogId, life_folder
+from wal3_core.format.paths import LogId, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.object_store import (
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import (
     Buffer,
     Done,
     Etag,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.mutations import Mutation, StaleMutationError, applied, replaced
-from wal3_core.storage.backends.local import LocalStore, _etag
-from wal3_core.storage.object_store import FolderStore, check_path
+from wal3_core.store.backends.local import LocalStore, _etag
+from wal3_core.store.object_store import FolderStore, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ def test_mutation_reaches_methods_properties_and_context_managers() -> None:
     ("mutation", "expected"),
     [
         (Mutation("m", "_etag", "sha512(_)", "sha256(_)"), "once, found it 0 times"),
-        (Mutation("m", "_etag", "_._", "data"), "once, found it [2-9] times in wal3_core.storage.backends.local:_etag"),
+        (Mutation("m", "_etag", "_._", "data"), "once, found it [2-9] times in wal3_core.store.backends.local:_etag"),
         (Mutation("m", "_etag", "hashlib.sha256", "hashlib .sha256"), "found none"),
         (Mutation("m", "_no_such", "data", "b''"), "found nothing of that name"),
         (Mutation("m", "NoSuch._locked", "data", "b''"), "there are .*local:LocalStore._locked"),

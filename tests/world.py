@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
+from wal3_core.format.paths import CLOCK
+from wal3_core.format.position import LogPosition
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import CollectionReport, Collector, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.tree.rolls import build_snapshot, plan_roll
-from wal3_core.model.paths import CLOCK
-from wal3_core.model.position import LogPosition
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import Done, FolderStore, log_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import Done, FolderStore, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Pointer
     from wal3_core.log.collect.planner import Plan
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.storage.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
+    from wal3_core.store.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
 
 LOG = "a"
 TEN_YEARS_S = 10 * 365 * 24 * 3600

@@ -72,6 +72,29 @@ if _typing.TYPE_CHECKING:
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
     from wal3_core.fleet.open_logs import FleetOptions as FleetOptions
+    from wal3_core.format.cursor import Cursor as Cursor
+    from wal3_core.format.cursor import Extension as Extension
+    from wal3_core.format.cursor import Owner as Owner
+    from wal3_core.format.fragment import FragmentPointer as FragmentPointer
+    from wal3_core.format.garbage import Garbage as Garbage
+    from wal3_core.format.manifest import Manifest as Manifest
+    from wal3_core.format.manifest import Seal as Seal
+    from wal3_core.format.marker import Marker as Marker
+    from wal3_core.format.parquet.decoding import Fragment as Fragment
+    from wal3_core.format.pass_record import PassRecord as PassRecord
+    from wal3_core.format.pass_record import Proof as Proof
+    from wal3_core.format.pass_record import Replacement as Replacement
+    from wal3_core.format.pin import Pin as Pin
+    from wal3_core.format.policy import Cleanup as Cleanup
+    from wal3_core.format.policy import CompactionLimits as CompactionLimits
+    from wal3_core.format.policy import Policy as Policy
+    from wal3_core.format.position import AtTime as AtTime
+    from wal3_core.format.position import LogPosition as LogPosition
+    from wal3_core.format.record import Message as Message
+    from wal3_core.format.record import Record as Record
+    from wal3_core.format.setsum import Setsum as Setsum
+    from wal3_core.format.snapshot import Snapshot as Snapshot
+    from wal3_core.format.snapshot import SnapshotPointer as SnapshotPointer
     from wal3_core.log.collect.collector import CollectionReport as CollectionReport
     from wal3_core.log.collect.collector import Collector as Collector
     from wal3_core.log.collect.collector import MarkedGarbage as MarkedGarbage
@@ -124,29 +147,6 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
     from wal3_core.log.write.writer import LogWriter as LogWriter
-    from wal3_core.model.cursor import Cursor as Cursor
-    from wal3_core.model.cursor import Extension as Extension
-    from wal3_core.model.cursor import Owner as Owner
-    from wal3_core.model.fragment import FragmentPointer as FragmentPointer
-    from wal3_core.model.garbage import Garbage as Garbage
-    from wal3_core.model.manifest import Manifest as Manifest
-    from wal3_core.model.manifest import Seal as Seal
-    from wal3_core.model.marker import Marker as Marker
-    from wal3_core.model.parquet.decoding import Fragment as Fragment
-    from wal3_core.model.pass_record import PassRecord as PassRecord
-    from wal3_core.model.pass_record import Proof as Proof
-    from wal3_core.model.pass_record import Replacement as Replacement
-    from wal3_core.model.pin import Pin as Pin
-    from wal3_core.model.policy import Cleanup as Cleanup
-    from wal3_core.model.policy import CompactionLimits as CompactionLimits
-    from wal3_core.model.policy import Policy as Policy
-    from wal3_core.model.position import AtTime as AtTime
-    from wal3_core.model.position import LogPosition as LogPosition
-    from wal3_core.model.record import Message as Message
-    from wal3_core.model.record import Record as Record
-    from wal3_core.model.setsum import Setsum as Setsum
-    from wal3_core.model.snapshot import Snapshot as Snapshot
-    from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
@@ -159,14 +159,14 @@ if _typing.TYPE_CHECKING:
     from wal3_core.runtime.open_telemetry import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
     from wal3_core.runtime.threads import ThreadRuntime as ThreadRuntime
-    from wal3_core.storage.backends.memory import MemoryStore as MemoryStore
-    from wal3_core.storage.documents.cursor_store import CursorStore as CursorStore
-    from wal3_core.storage.documents.cursor_store import Witness as Witness
-    from wal3_core.storage.documents.pin_store import PinStore as PinStore
-    from wal3_core.storage.documents.policy_store import PolicyStore as PolicyStore
-    from wal3_core.storage.object_store import ObjectMeta as ObjectMeta
-    from wal3_core.storage.object_store import ObjectStore as ObjectStore
-    from wal3_core.storage.open_store import open_store as open_store
+    from wal3_core.store.backends.memory import MemoryStore as MemoryStore
+    from wal3_core.store.documents.cursor_store import CursorStore as CursorStore
+    from wal3_core.store.documents.cursor_store import Witness as Witness
+    from wal3_core.store.documents.pin_store import PinStore as PinStore
+    from wal3_core.store.documents.policy_store import PolicyStore as PolicyStore
+    from wal3_core.store.object_store import ObjectMeta as ObjectMeta
+    from wal3_core.store.object_store import ObjectStore as ObjectStore
+    from wal3_core.store.open_store import open_store as open_store
     from wal3_core.views.feed.feed_reader import FeedReader as FeedReader
     from wal3_core.views.feed.feed_subscription import FeedSubscription as FeedSubscription
     from wal3_core.views.feed.feed_writer import FeedWriter as FeedWriter
@@ -237,6 +237,19 @@ _MODULES = {
     "wal3_core.fleet.discovery": "list_logs",
     "wal3_core.fleet.fleet": "Fleet FleetStats HeldWriter",
     "wal3_core.fleet.open_logs": "FleetOptions",
+    "wal3_core.format.cursor": "Cursor Extension Owner",
+    "wal3_core.format.fragment": "FragmentPointer",
+    "wal3_core.format.garbage": "Garbage",
+    "wal3_core.format.manifest": "Manifest Seal",
+    "wal3_core.format.marker": "Marker",
+    "wal3_core.format.parquet.decoding": "Fragment",
+    "wal3_core.format.pass_record": "PassRecord Proof Replacement",
+    "wal3_core.format.pin": "Pin",
+    "wal3_core.format.policy": "Cleanup CompactionLimits Policy",
+    "wal3_core.format.position": "AtTime LogPosition",
+    "wal3_core.format.record": "Message Record",
+    "wal3_core.format.setsum": "Setsum",
+    "wal3_core.format.snapshot": "Snapshot SnapshotPointer",
     "wal3_core.log.collect.collector": "CollectionReport Collector MarkedGarbage NotPruned collect",
     "wal3_core.log.collect.deleter": "Deleter DeletionPart DeletionReport DueDocument",
     "wal3_core.log.collect.planner": "Plan",
@@ -260,19 +273,6 @@ _MODULES = {
     "wal3_core.log.write.marking": "Marks",
     "wal3_core.log.write.stats": "WriterStats",
     "wal3_core.log.write.writer": "LogWriter",
-    "wal3_core.model.cursor": "Cursor Extension Owner",
-    "wal3_core.model.fragment": "FragmentPointer",
-    "wal3_core.model.garbage": "Garbage",
-    "wal3_core.model.manifest": "Manifest Seal",
-    "wal3_core.model.marker": "Marker",
-    "wal3_core.model.parquet.decoding": "Fragment",
-    "wal3_core.model.pass_record": "PassRecord Proof Replacement",
-    "wal3_core.model.pin": "Pin",
-    "wal3_core.model.policy": "Cleanup CompactionLimits Policy",
-    "wal3_core.model.position": "AtTime LogPosition",
-    "wal3_core.model.record": "Message Record",
-    "wal3_core.model.setsum": "Setsum",
-    "wal3_core.model.snapshot": "Snapshot SnapshotPointer",
     "wal3_core.options": (
         "CollectorOptions ConsumerOptions Limits ReaderOptions RetryOptions SnapshotCompactorOptions SnapshotOptions"
         " View WriterOptions"
@@ -280,12 +280,12 @@ _MODULES = {
     "wal3_core.runtime.open_telemetry": "enable_metrics",
     "wal3_core.runtime.port": "Runtime",
     "wal3_core.runtime.threads": "ThreadRuntime",
-    "wal3_core.storage.backends.memory": "MemoryStore",
-    "wal3_core.storage.documents.cursor_store": "CursorStore Witness",
-    "wal3_core.storage.documents.pin_store": "PinStore",
-    "wal3_core.storage.documents.policy_store": "PolicyStore",
-    "wal3_core.storage.object_store": "ObjectMeta ObjectStore",
-    "wal3_core.storage.open_store": "open_store",
+    "wal3_core.store.backends.memory": "MemoryStore",
+    "wal3_core.store.documents.cursor_store": "CursorStore Witness",
+    "wal3_core.store.documents.pin_store": "PinStore",
+    "wal3_core.store.documents.policy_store": "PolicyStore",
+    "wal3_core.store.object_store": "ObjectMeta ObjectStore",
+    "wal3_core.store.open_store": "open_store",
     "wal3_core.views.feed.feed_reader": "FeedReader",
     "wal3_core.views.feed.feed_subscription": "FeedSubscription",
     "wal3_core.views.feed.feed_writer": "FeedWriter",

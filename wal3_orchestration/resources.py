@@ -29,8 +29,8 @@ from wal3_core import InvalidRequestError, open_store
 from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
-from wal3_core.storage.object_store import ObjectStore
-from wal3_core.storage.store_urls import options_of_url, split_store_url
+from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.store_urls import options_of_url, split_store_url
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"

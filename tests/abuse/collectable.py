@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conftest import Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # What the daily schedule starts.
 PLAN_ALL = RunRequest(job_name="garbage_plan_sweep", tags={COLLECT_TAG: "true"})

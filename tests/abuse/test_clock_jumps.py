@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 HOUR_S, DAY_S = 3_600, 24 * 3_600
 JUMPS = [HOUR_S, -HOUR_S, 2 * DAY_S, -2 * DAY_S]

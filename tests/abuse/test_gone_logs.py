@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick
     from dagster import DagsterInstance, SensorResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Each with the asset of its last step.
 SWEEPS = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from tests.orchestration.interrupting import Start
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 __all__ = ["fleet", "gate", "gates", "instance", "start"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Between announce and prune, and between prune and mark; no gate stops what happens to the third.
 LOGS = ["gate/after-announced", "gate/after-cut", "gate/quiet"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number:02}" for number in range(100)]
 BAD = "log-42"

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.verifying import Verification
     from wal3_core.log.collect.planner import Plan
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 SCOPE = StoreScope()

@@ -12,10 +12,10 @@ from tests.abuse.daemon import eager_daemon, eventually, under_way
 from tests.orchestration.conftest import QUIET
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.deployment import settings
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from conftest import Write
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 COLLECTED = ["planned", "announced", "pruned"]
 LOGS = [*COLLECTED, "merged"]

@@ -11,10 +11,10 @@ from dagster import AssetKey, DagsterRunStatus, SensorResult, build_sensor_conte
 from tests.abuse.collectable import PLAN_ALL, make_collectable
 from tests.abuse.daemon import eager_daemon, eventually, under_way
 from wal3_core import Fleet, FleetOptions, LogReader, LogWriter, Message, scrub
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.delay_queues import observe_queues
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number}" for number in range(5)]
 TICKS = (

@@ -9,9 +9,9 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core.cli.types import Time
+from wal3_core.format.record import Message
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.record import Message
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from wal3_core.log.write.commit_results import ResumeReport
@@ -117,7 +117,7 @@ def faulty(wal3: Command, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     store = FaultyStore(open_store(wal3.url))
     monkeypatch.setattr("wal3_core.cli.shell.session.open_store", lambda _: store)
     monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.2)
     return store
 
 

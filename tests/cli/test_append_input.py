@@ -28,7 +28,7 @@ from .conftest import PROGRAM, Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     from .conftest import Command
 

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.model.manifest import BEING_DESTROYED, Seal
-from wal3_core.model.paths import MANIFEST
+from wal3_core.format.manifest import BEING_DESTROYED, Seal
+from wal3_core.format.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
+from wal3_core.store.open_store import open_store
 
 from .conftest import on_terminal
 

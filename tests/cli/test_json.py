@@ -9,7 +9,7 @@ import pytest
 
 from tests.spec.rolling import grow
 from wal3_core.cli.program import cli
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,14 +13,14 @@ from tests.spec.compacting import LOG, append, compactor, keyed_log
 from tests.stores import damage, life_store
 from tests.world import World
 from wal3_core import open_store
-from wal3_core.model.paths import key_rollup_path
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
+from wal3_core.format.paths import key_rollup_path
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     from .conftest import Command
 

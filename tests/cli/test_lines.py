@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wal3_core.cli.shell import input as lines
 from wal3_core.cli.shell.input import json_of_record, line_batches, message_of_json
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.record import Message, Record
+from wal3_core.format.record import Message, Record
 
 VALUES = st.one_of(st.none(), st.binary(max_size=20), st.text(max_size=20).map(str.encode))
 

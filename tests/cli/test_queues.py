@@ -15,7 +15,7 @@ from tests.queue_server.serving import serving
 from wal3_core.cli.commands.queue import queue as queue_command
 from wal3_core.cli.program import cli
 from wal3_core.errors import FencedError
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .conftest import Command, on_terminal

@@ -12,7 +12,7 @@ import pytest
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions, WriterOptions
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from .conftest import Command, Process

@@ -12,22 +12,22 @@ import pytest
 
 from tests.stores import damage, life_store
 from wal3_core import FeedSubscription, FeedWriter, KeyedLog, SubscriptionOptions
+from wal3_core.format.manifest import Seal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.manifest import Seal
 from wal3_core.options import SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage import doctor
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.open_store import open_store
+from wal3_core.store import doctor
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
+from wal3_core.store.open_store import open_store
 
 from .conftest import on_terminal
 
 if TYPE_CHECKING:
-    from wal3_core.storage.doctor import DoctorReport
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.doctor import DoctorReport
+    from wal3_core.store.object_store import ObjectStore
 
     from .conftest import Command
 

@@ -27,7 +27,7 @@ from wal3_core.spark import register
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "submitted.py"
 SUBMIT_S = 540

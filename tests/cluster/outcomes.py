@@ -11,14 +11,14 @@ from tests.spark.logs import TREE, fill
 from tests.spec.rolling import grow
 from tests.stores import life_store
 from wal3_core import Cleanup, CursorStore, LogPosition, LogReader, LogWriter, Message, Policy, WriterOptions, scrub
+from wal3_core.format.paths import FRAGMENT_FOLDER
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.paths import FRAGMENT_FOLDER
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from tests.cluster.submitted import Done
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 FRAGMENTS = 24
 KEYS, KEYED_RECORDS = 50, 1200

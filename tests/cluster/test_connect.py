@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cluster.conftest import Machines
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 

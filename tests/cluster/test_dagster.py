@@ -15,7 +15,7 @@ from wal3_core.fleet.dirty.dirty_log import dirty_logs
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Machines
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tests.cluster.conftest import Machines
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "zombie_program.py"
 # The others end with the batch that is staged twice.

@@ -13,21 +13,21 @@ import pytest
 from examples.git_history.history import ingest, replay
 from tests.compacted_logs import compact
 from wal3_core.errors import ConditionNotMetError, InvalidRequestError
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Message
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.position import LogPosition
-from wal3_core.model.record import Message
 from wal3_core.options import CollectorOptions, WriterOptions
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core import MemoryStore
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.record import Record
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "history"
 IDENTITY = {

@@ -33,10 +33,10 @@ from wal3_core import (
 )
 from wal3_core.errors import MissingError, UnmarkedError
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
-from wal3_core.model.paths import CURSOR_FOLDER
+from wal3_core.format.paths import CURSOR_FOLDER
 from wal3_core.options import Limits, RetryOptions, SnapshotOptions
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,10 +17,10 @@ from tests.faults.simulator import NEVER_S
 from tests.faults.store import SimStore
 from wal3_core import CursorStore, LogAt, LogNotFoundError, LogReader, LogWriter, Message, collect, scrub, update_copy
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, InvalidRequestError
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.policy import Policy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.log.maintain.sealer import create_successor
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.policy import Policy
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:

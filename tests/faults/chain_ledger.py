@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from tests.belongings import TABLE, Fate, Operation, Thing
 from tests.faults.simulator import NEVER_S, START_US
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import MANIFEST, LogId
-from wal3_core.model.policy import Policy
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import MANIFEST, LogId
+from wal3_core.format.policy import Policy
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tests.faults.named_ledger import NamedLedger
     from tests.faults.oracle import Oracle
     from wal3_core import Message
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Announcement
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Announcement
 
 
 @dataclass(eq=False)

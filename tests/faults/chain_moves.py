@@ -23,10 +23,10 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.maintain.copy.copier import copy
 from wal3_core.log.maintain.sealer import migrate, seal
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import QueueDefinition
 

@@ -9,7 +9,7 @@ from tests.faults.chain_owners import attempted, tell_gone
 from tests.faults.store import SimStore
 from tests.faults.view_consumers import PREFIX, TOPIC
 from wal3_core import FeedMovedError, FeedSubscription, Gap, GarbageCollectedError, KeyedLog, Message
-from wal3_core.model.manifest import Manifest
+from wal3_core.format.manifest import Manifest
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:

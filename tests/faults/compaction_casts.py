@@ -13,7 +13,7 @@ from tests.faults.second_lives import Reusing
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogPosition, LogWriter, Message, WriterOptions
 from wal3_core.compaction.reports import KeyCompactorOptions
-from wal3_core.model.policy import Cleanup, Policy
+from wal3_core.format.policy import Cleanup, Policy
 
 if TYPE_CHECKING:
     from tests.faults.actors import Stage

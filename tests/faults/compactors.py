@@ -15,9 +15,9 @@ from wal3_core import LogError, LogNotFoundError, LogReplacedError, ReaderOption
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.errors import KeyCompactionRefusedError, UnavailableError
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

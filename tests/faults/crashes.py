@@ -52,11 +52,11 @@ from wal3_core import (
     ReaderOptions,
     WriterOptions,
 )
+from wal3_core.format.manifest import EPOCHS_MAX
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.snapshot import Snapshot
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.manifest import EPOCHS_MAX
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo
-from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 
 if TYPE_CHECKING:

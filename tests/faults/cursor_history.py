@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.model.cursor import BYTES_MAX, Cursor
-from wal3_core.model.tombstone import Tombstone, or_tombstone
+from wal3_core.format.cursor import BYTES_MAX, Cursor
+from wal3_core.format.tombstone import Tombstone, or_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

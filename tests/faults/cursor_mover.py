@@ -17,10 +17,10 @@ from wal3_core import (
     LogReplacedError,
     Witness,
 )
-from wal3_core.model.paths import cursor_path, life_folder
+from wal3_core.format.paths import cursor_path, life_folder
 from wal3_core.options import RetryOptions
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from random import Random

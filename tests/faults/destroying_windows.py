@@ -18,9 +18,9 @@ from wal3_core import (
     destroy,
     undo_destroy,
 )
+from wal3_core.format.paths import SNAPSHOT_FOLDER
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.paths import SNAPSHOT_FOLDER
 from wal3_core.runtime import shared_runtime
 
 

@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wal3_core import Message
-from wal3_core.model.paths import NO_LOG
+from wal3_core.format.paths import NO_LOG
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping, Sequence
 
     from tests.faults.oracle import Oracle
     from wal3_core import Record, ResumeReport
-    from wal3_core.model.paths import LogId
+    from wal3_core.format.paths import LogId
 
 PENDING_S = float("inf")
 

@@ -9,8 +9,8 @@ from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, MemoryStore, RetryOptions, UnknownDurabilityError, WriterOptions
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.dirty.rollup import RollUp
-from wal3_core.model.marker import Marker
-from wal3_core.model.paths import MANIFEST
+from wal3_core.format.marker import Marker
+from wal3_core.format.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from wal3_core import Record
 from wal3_core.fleet.dirty.rollup import ROLLUP
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.marker import Marker, life_of_log
-from wal3_core.model.paths import MANIFEST, LogId, cursor_path
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.marker import Marker, life_of_log
+from wal3_core.format.paths import MANIFEST, LogId, cursor_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.marking_mutants import MARKING_MUTANTS
 from tests.mutations import Mutation
 
-MANIFEST = "wal3_core.model.manifest:Manifest."
+MANIFEST = "wal3_core.format.manifest:Manifest."
 
 # Rare defects: more than twenty worlds did not find them. `make mutants` runs them, `make test-all` the others.
 RARE = {

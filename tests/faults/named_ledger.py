@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from tests.faults.oracle import Oracle
     from wal3_core import Message
+    from wal3_core.format.paths import LogId
     from wal3_core.log.write.staged.once import Once
-    from wal3_core.model.paths import LogId
 
 Rows = tuple["Message", ...]
 # refused: nothing of this attempt is in the log, nor will be. pending: its process was killed before the answer.

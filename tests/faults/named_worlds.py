@@ -17,7 +17,7 @@ from tests.faults.second_lives import Reusing, drawn_steps
 from tests.faults.store import LOG
 from tests.faults.story import Story
 from wal3_core import ReaderOptions
-from wal3_core.model.policy import Policy
+from wal3_core.format.policy import Policy
 from wal3_core.options import SnapshotCompactorOptions
 
 if TYPE_CHECKING:

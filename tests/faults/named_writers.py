@@ -30,13 +30,13 @@ from wal3_core.errors import (
     MissingError,
     UnknownDurabilityError,
 )
+from wal3_core.format.paths import MANIFEST
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.copy.copier import copy
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, Stager
-from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.object_store import FolderStore
+from wal3_core.store.object_store import FolderStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tests.faults.plans import Kind
     from tests.faults.simulator import SimProcess
     from wal3_core import WriterOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 BACKUP = "backup/"
 # Fewer than a cursor remembers, with two series.

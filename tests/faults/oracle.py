@@ -11,10 +11,10 @@ from tests.faults.cursor_history import CursorHistory, version_of
 from tests.faults.passes import Passes
 from tests.faults.simulator import NEVER_S, START_US
 from wal3_core import Message
-from wal3_core.model import parquet
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import (
+from wal3_core.format import parquet
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import (
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
     PIN_FOLDER,
@@ -26,17 +26,17 @@ from wal3_core.model.paths import (
     pin_name,
     rolled_up_path,
 )
-from wal3_core.model.policy import Policy
-from wal3_core.model.snapshot import Snapshot, sum_setsums
+from wal3_core.format.policy import Policy
+from wal3_core.format.snapshot import Snapshot, sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wal3_core import Record
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.store.object_store import ObjectStore
 
 
 # Stands for the records before the beginning of a copy or a successor.

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.simulator import START_US
-from wal3_core.model.paths import pass_object_token
-from wal3_core.model.policy import Policy
+from wal3_core.format.paths import pass_object_token
+from wal3_core.format.policy import Policy
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wal3_core import Record
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.format.manifest import Manifest
 
 
 @dataclass

@@ -22,8 +22,8 @@ from tests.faults.store import SimStore
 from tests.faults.story import Story
 from wal3_core import CursorStore, LogReader, LogWriter, Message, ReaderOptions, scrub
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError
-from wal3_core.model.paths import QUEUE_CURSOR
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
+from wal3_core.format.paths import QUEUE_CURSOR
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
 from wal3_core.views.queue import broker, checkpoint
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core.storage.object_store import Buffer, Etag, PutOutcome
+    from wal3_core.store.object_store import Buffer, Etag, PutOutcome
     from wal3_core.views.queue.operations import QueueDefinition, QueueStats
 
 T = TypeVar("T")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from tests.faults.collectors import COPY, check_copied, check_destroyed
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
 from wal3_core import LogError, LogExistsError, LogWriter, SealedError
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.vacancy import VacancyKind
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy, undo_destroy
 from wal3_core.log.maintain.sealer import migrate, seal
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.vacancy import VacancyKind
-from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
 from wal3_core import MemoryStore
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
-from wal3_core.storage.object_store import (
+from wal3_core.store.object_store import (
     Buffer,
     Done,
     Etag,

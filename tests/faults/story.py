@@ -53,11 +53,11 @@ from wal3_core import (
     ReaderOptions,
     scrub,
 )
+from wal3_core.format.paths import CLOCK, rolled_up_path
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.copy.copier import LogAt, copy
-from wal3_core.model.paths import CLOCK, rolled_up_path
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
-from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

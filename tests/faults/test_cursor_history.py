@@ -7,8 +7,8 @@ import pytest
 from tests.faults.cursor_history import CursorHistory, Deletion, Load, Move, Outcome, Version
 from tests.stores import LOG_ID
 from wal3_core import LogPosition
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.tombstone import Tombstone
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.tombstone import Tombstone
 
 
 def version(number: int) -> Cursor:

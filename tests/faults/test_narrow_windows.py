@@ -51,19 +51,19 @@ from wal3_core import (
     records_across,
     seal,
 )
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
+from wal3_core.format.position import AtTime
+from wal3_core.format.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
-from wal3_core.model.position import AtTime
-from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import PutOutcome
+    from wal3_core.store.object_store import PutOutcome
 
 
 def destroy_while_another_begins() -> None:

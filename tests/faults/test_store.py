@@ -11,11 +11,11 @@ import pytest
 from tests.faults.plans import FAULTS, Kind, Script
 from tests.faults.simulator import SimProcess, Simulation
 from tests.faults.store import SimStore, World
-from tests.storage.test_object_store import *  # noqa: F403 - every store's tests, with the fixture below for theirs
+from tests.store.test_object_store import *  # noqa: F403 - every store's tests, with the fixture below for theirs
 from wal3_core import MemoryStore
 from wal3_core.errors import LogError
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.object_store import Done, ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

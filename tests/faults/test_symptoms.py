@@ -22,16 +22,16 @@ from wal3_core import (
     copy,
     destroy,
 )
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.paths import cursor_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.paths import cursor_path
-from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import Done, ObjectMeta, log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import Done, ObjectMeta, log_store
 
 
 def grow(store: MemoryStore, count: int) -> None:

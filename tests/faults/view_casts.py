@@ -20,7 +20,7 @@ from tests.faults.view_consumers import (
 )
 from tests.faults.view_readers import Looking
 from wal3_core import KeyedOptions
-from wal3_core.model.policy import Cleanup, Policy
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 
 if TYPE_CHECKING:

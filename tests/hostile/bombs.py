@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.hostile.specimens import Message
-    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.format.fragment import FragmentPointer
 
     Bomb = tuple[bytes, FragmentPointer]
 

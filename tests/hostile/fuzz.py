@@ -41,14 +41,14 @@ from tests.hostile.specimens import (
     written,
 )
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet
+from wal3_core.format import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.hostile.specimens import Message
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.record import Record
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.record import Record
 
 ADDRESS_SPACE_MAX = 4 * 2**30
 CASE_S_MAX = 60

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.hostile.specimens import fragment, pointer_of
 from tests.lanes import lanes_decided
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet, strict_json
+from wal3_core.format import parquet, strict_json
 
 # The limit of a probe if the library's own bound fails: enough to see by how much.
 ADDRESS_SPACE_MAX = 12 * 2**30

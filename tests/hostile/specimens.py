@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet, strict_json
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.format import parquet, strict_json
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.hostile.forge import Page
-    from wal3_core.model.record import Record
+    from wal3_core.format.record import Record
 
 TOKEN = "0123456789abcdef"
 SEQ_NO = FragmentSeqNo(7)

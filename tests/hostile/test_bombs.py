@@ -16,7 +16,7 @@ from tests.hostile.bombs import BOMBS, SOUND
 from tests.hostile.specimens import MIB, SEQ_NO, fragment
 from wal3_core import LogReader, LogWriter, ReaderOptions, WriterOptions
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet
+from wal3_core.format import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,21 +18,21 @@ from tests.hostile.test_made_json import JSON, changed, places
 from tests.stores import life_store
 from wal3_core import CursorStore, LogReader, LogWriter, MemoryStore, PinStore
 from wal3_core.errors import CorruptError, LogError
+from wal3_core.format import strict_json
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.pin import Pin
+from wal3_core.format.policy import Policy
+from wal3_core.format.position import LogPosition
+from wal3_core.format.vacancy import Vacancy
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model import strict_json
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.pin import Pin
-from wal3_core.model.policy import Policy
-from wal3_core.model.position import LogPosition
-from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.strict_json import JsonObject
 
 POLICIES = ("policy", "policy_with_a_limit", "policy_that_compacts", "policy_that_arranges", "policy_of_a_view")
 KINDS = ("garbage", "garbage_of_orphans", "pin", *POLICIES, "vacancy")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.hostile.documents import NAMES, content, load, named, sealed, stored
 from wal3_core.errors import CorruptError
-from wal3_core.model import strict_json
+from wal3_core.format import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

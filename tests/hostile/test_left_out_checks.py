@@ -18,8 +18,8 @@ from tests.hostile.forge import Forgery
 from tests.hostile.specimens import KEYED, MIB, PLAIN, fragment, table_of, written
 from tests.mutations import Mutation, applied
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet, strict_json
-from wal3_core.model.snapshot import Snapshot
+from wal3_core.format import parquet, strict_json
+from wal3_core.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

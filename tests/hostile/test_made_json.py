@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.hostile.documents import NAMES, Value, content, dumped, load, sealed
 from wal3_core.errors import CorruptError
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Manifest
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.model.strict_json import JsonValue
+    from wal3_core.format.strict_json import JsonValue
 
 every_document = pytest.mark.parametrize("name", NAMES)
 

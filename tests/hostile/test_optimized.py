@@ -18,7 +18,7 @@ FILES = (
     "tests/hostile/test_documents.py",
     "tests/hostile/test_parquet_fuzz.py",
     "tests/hostile/test_schemas.py",
-    "tests/model",
+    "tests/format",
     "tests/spec/append/test_create.py",
     "tests/spec/read/test_read.py",
     "tests/spec/cursors/test_cursors.py",

@@ -24,7 +24,7 @@ from tests.hostile.specimens import (
     written,
 )
 from wal3_core.errors import CorruptError
-from wal3_core.model import parquet
+from wal3_core.format import parquet
 
 if TYPE_CHECKING:
     from pathlib import Path

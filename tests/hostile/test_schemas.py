@@ -18,7 +18,7 @@ from tests.hostile.specimens import KEYED, decoded, fragment, pointer_to, table_
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.model.record import Record
+    from wal3_core.format.record import Record
 
 TABLE = table_of(KEYED)
 COUNT = len(KEYED)

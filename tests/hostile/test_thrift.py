@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wal3_core.model.parquet.thrift import I32, STRUCT, Layout, alike, read_struct, structs
+from wal3_core.format.parquet.thrift import I32, STRUCT, Layout, alike, read_struct, structs
 
 LISTS = Layout(lists={1: STRUCT, 2: I32})
 

@@ -27,7 +27,7 @@ from wal3_orchestration.resources import RollUpResource, StoreResource
 if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult, RunRequest
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Every marked log is due, and every tick looks.
 AT_ONCE: dict[str, Any] = {"age_s_max": 0.0, "period_s": 0.0}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterRun
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 FORKS = multiprocessing.get_context("forkserver")

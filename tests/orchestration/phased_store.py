@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.object_store import Buffer, Etag, NotModified, ObjectMeta, ObjectStore, PutOutcome, Versioned
+    from wal3_core.store.object_store import Buffer, Etag, NotModified, ObjectMeta, ObjectStore, PutOutcome, Versioned
 
 GATES_VARIABLE = "WAL3_TEST_GATES"
 WAIT_S_MAX = 600

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conftest import Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ALERTS = ("failed_run_alert", "failed_check_alert")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, RunRequest
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework import triggers
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import AssetCheckEvaluation, DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))

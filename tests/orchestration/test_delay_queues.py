@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from conftest import Run, Write
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 QUEUE = "queues/mail"

@@ -14,7 +14,7 @@ from wal3_orchestration.framework.scope import LOGS_NAME
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 KEY = AssetKey("delay_queue")
 DEAD = AssetCheckKey(KEY, "dead_letters_below")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import Message
-from wal3_core.model.paths import RESERVED_PARTS, check_log_name
+from wal3_core.format.paths import RESERVED_PARTS, check_log_name
 from wal3_orchestration.demo.input import log_of, read_input
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tests.orchestration.conftest import make_home
 from tests.orchestration.dirty import AT_ONCE, Sensor, num_records, waiting
 from wal3_core import Fleet, FleetOptions, LogWriter
 from wal3_core.fleet.dirty.rollup import RollUp
-from wal3_core.model.marker import Marker
-from wal3_core.model.position import LogPosition
+from wal3_core.format.marker import Marker
+from wal3_core.format.position import LogPosition
 from wal3_core.spark.rollup import plan_rollups
 from wal3_orchestration.defs.dirty_logs import assets
 from wal3_orchestration.defs.dirty_logs import sensors as sensor_module
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
     from wal3_core.spark.rollup import PlannedRollUp
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from wal3_orchestration.resources import AGE_VARIABLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.mark.slow

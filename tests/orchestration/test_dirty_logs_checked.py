@@ -21,7 +21,7 @@ from wal3_orchestration.defs.dirty_logs.assets import JOB, known_over_limit
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

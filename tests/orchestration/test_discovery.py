@@ -13,8 +13,8 @@ from dagster import SensorResult
 from tests.orchestration.checked import asked, keys
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
-from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.object_store import Done
+from wal3_core.format.paths import MANIFEST
+from wal3_core.store.object_store import Done
 from wal3_orchestration.framework.scope import LOGS_NAME
 from wal3_orchestration.framework.store import UnreadableLog, read_states
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Tick, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def _folder(store: ObjectStore, log: str) -> Path:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LIMITS = CollectionResource(interval_s=100, announced_s_max=50, cursor_idle_s_max=1000, lag_min=5)
 QUIET = Survey(log="a")

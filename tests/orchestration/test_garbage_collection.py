@@ -14,11 +14,11 @@ from tests.orchestration.checked import found_bad
 from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
+from wal3_core.format.paths import POLICY, fragment_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector
-from wal3_core.model.paths import POLICY, fragment_path
-from wal3_core.model.position import FragmentSeqNo
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.object_store import Done
+from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import Done
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SCHEDULES = ("daily_collection", "weekly_orphans", "weekly_snapshot_compaction")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
 
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
     from wal3_orchestration.framework.recorder import LogResult
 
@@ -63,7 +63,7 @@ def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     # One unanswered request fails its step: nothing below the step retries.
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.0)
     faulty, places = FaultyStore(fleet), random.Random(seed)
     monkeypatch.setattr("wal3_orchestration.resources.open_store", lambda _url, session: faulty)  # noqa: ARG005 - as it is called
 

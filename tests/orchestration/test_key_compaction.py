@@ -17,8 +17,8 @@ from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub, seal
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import CorruptError, UnavailableError
-from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.framework.step import HERE, ON_SPARK
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 FIVE = ["a", "b", "c", "d", "e"]

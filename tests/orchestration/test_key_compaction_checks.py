@@ -16,7 +16,7 @@ from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import UnavailableError
-from wal3_core.model.pass_record import PassRecord
+from wal3_core.format.pass_record import PassRecord
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.framework.recorder import latest, value_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}

@@ -13,7 +13,7 @@ from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append, compact_by_key, keys_of
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, Message, Policy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_orchestration.defs.key_compaction.sensors import find_due
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def tick(instance: DagsterInstance) -> SensorResult:

@@ -13,7 +13,7 @@ from dagster import DagsterInstance, Failure
 from tests.orchestration.run_requests import run_request
 from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
-from wal3_core.model.paths import STORE_IDENTITY
+from wal3_core.format.paths import STORE_IDENTITY
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.assets import Round, RoundKind, Rounds
 from wal3_orchestration.framework import store as store_module
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
 
     from wal3_core.options import RetryOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number:02}" for number in range(24)]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = "import sys; sys.argv[0] = 'wal3'; from wal3_core.cli import main; main()"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SLICE = 4
 # A sweep shows the first ten logs that it recorded, in a table.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Snapshots of two where the default is 16.
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))

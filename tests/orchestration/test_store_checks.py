@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 # What the Overview of an asset asks.

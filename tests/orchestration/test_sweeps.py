@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.assets import LogJob
 
 SCOPE = StoreScope()

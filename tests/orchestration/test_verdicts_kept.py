@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from wal3_core import ScrubReport
     from wal3_core.compaction.verifying import Verification
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
     from wal3_orchestration.framework.recorder import LogResult
 

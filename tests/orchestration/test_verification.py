@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from conftest import Run, Write
     from dagster import ExecuteInProcessResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 KEY = AssetKey("verification")
 LOGS = StoreScope().logs

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from tests.power.process import Process
 from tests.power.session import LOG, OPTIONS
 from wal3_core import LogReader, LogWriter, scrub
-from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.backends.local import LocalStore
+from wal3_core.format.paths import MANIFEST
+from wal3_core.store.backends.local import LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.power.recorder import Recorder
 from tests.power.session import Session
-from wal3_core.storage.backends.local_roots import OWN_FOLDER
+from wal3_core.store.backends.local_roots import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,15 +10,15 @@ from tests.power.process import Process
 from tests.power.recorder import KilledError, Recorder
 from wal3_core import CursorStore, LogError, LogReader, LogWriter, WriterOptions
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.storage.backends.local import LocalStore
-from wal3_core.storage.object_store import Done, Etag, PutOutcome, Refused, Versioned
+from wal3_core.store.backends.local import LocalStore
+from wal3_core.store.object_store import Done, Etag, PutOutcome, Refused, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from wal3_core.model.position import LogPosition
-    from wal3_core.storage.object_store import Buffer, NotModified, ObjectMeta
+    from wal3_core.format.position import LogPosition
+    from wal3_core.store.object_store import Buffer, NotModified, ObjectMeta
 
 LOG = "a"
 RETRY = RetryOptions(attempts_max=2, pause_s_min=0.01, pause_s_max=0.02)

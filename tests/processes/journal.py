@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wal3_core import LogPosition, Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 Outcome = Literal["acked", "refused", "unknown", "pending"]
 

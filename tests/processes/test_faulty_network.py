@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wal3_core import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
 SEEDS = int(os.environ.get("WAL3_TEST_SEEDS", "2"))

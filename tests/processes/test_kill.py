@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from wal3_core.storage.object_store import PutOutcome
+    from wal3_core.store.object_store import PutOutcome
 
 KILLS = int(os.environ.get("WAL3_TEST_KILLS", "100"))
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "log-under-test"
 PARTS_MAX = 3

@@ -24,7 +24,7 @@ from wal3_core import (
 from wal3_core.errors import FencedError, LogError
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_head, read_queue_stats
 from wal3_core.views.queue.operations import GiveBack, ItemState, Leased, NewItem, QueueDefinition, QueueOptions

@@ -21,7 +21,7 @@ from wal3_core.views.queue.operations import NewItem, QueueDefinition, QueueOpti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.object_store import PutOutcome
+    from wal3_core.store.object_store import PutOutcome
     from wal3_core.views.queue.operations import Leased
 
 T = TypeVar("T")

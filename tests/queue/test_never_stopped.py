@@ -40,7 +40,7 @@ from wal3_core.views.queue.operations import Dequeue, ItemState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.format.fragment import FragmentPointer
 
 LOG = "q"
 LIMIT_S = 30

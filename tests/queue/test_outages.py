@@ -15,7 +15,7 @@ from tests.queue.pair import StandingRuntime
 from tests.queue.test_crashes import DEADLINE_S, HASTY, LOG
 from tests.stores import FaultyStore
 from wal3_core.errors import ClosedError, LogError, UnknownDurabilityError
-from wal3_core.storage.object_store import Done
+from wal3_core.store.object_store import Done
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Purge, QueueDefinition
 

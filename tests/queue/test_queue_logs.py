@@ -38,8 +38,8 @@ from wal3_core import (
     seal,
     update_copy,
 )
+from wal3_core.format.paths import MANIFEST
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue import checkpoint
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key

@@ -16,7 +16,7 @@ from wal3_core.queue_server.serving import QueueServer, listening, url_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 120.0
 # Whatever a body or an answer holds.

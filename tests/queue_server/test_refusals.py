@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, InvalidRequestError, destroy
+from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.paths import QUEUE_CURSOR
 from wal3_core.queue_server import routes
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import NewItem, QueueDefinition

@@ -13,7 +13,7 @@ from wal3_core.views.queue.delay_queue import DelayQueue
 from .serving import serving
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     from .serving import Running
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from tests.processes.fault_proxy import Request
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 OPTIONS = os.environ.get("WAL3_TEST_S3_OPTIONS", "")
 # Users of the server that may be given policies, one for each role; none if the server enforces no policies.

@@ -25,4 +25,4 @@ if [[ -z ${WAL3_TEST_S3_ENDPOINT:-} ]]; then
 fi
 
 echo "S3 server: $WAL3_TEST_S3_ENDPOINT ${WAL3_TEST_S3_OPTIONS:-}"
-"$1" tests/storage tests/spec tests/real_s3 -k s3 "${@:2}"
+"$1" tests/store tests/spec tests/real_s3 -k s3 "${@:2}"

@@ -30,7 +30,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.cli.program import cli
-from wal3_core.model.paths import cursor_path, pin_path
+from wal3_core.format.paths import cursor_path, pin_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -44,12 +44,12 @@ from wal3_core import (
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.survey import survey_log
 from wal3_core.options import SnapshotOptions
-from wal3_core.storage.doctor import examine
+from wal3_core.store.doctor import examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "orders"
 UNPINNED = "payments"

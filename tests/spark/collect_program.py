@@ -25,7 +25,7 @@ from wal3_core.spark.session import session_conf, use_this_python
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
 # Fewer than a task has, within a snapshot that holds more.

@@ -21,7 +21,7 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.spark.compact import merge_task, read_keys
 from wal3_core.spark.session import session_conf, use_this_python
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,21 +10,21 @@ from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, Badness, deny, spoil
 from tests.spark.logs import TREE, fill
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
+from wal3_core.format.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
-from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import collect, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.verify import plan_log
-from wal3_core.storage.object_store import Done
+from wal3_core.store.object_store import Done
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 
@@ -123,7 +123,7 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
 
 
 def test_store_that_does_not_answer_fails_every_log(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.0)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.0)
     fill(memory_store, GOOD, fragments=1)
     store = FaultyStore(memory_store)
     store.fail("get", GOOD, "unavailable", times=1_000)

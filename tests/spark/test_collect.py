@@ -16,20 +16,20 @@ from tests.spark.logs import TREE, fill
 from tests.stores import age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
+from wal3_core.format.cursor import Cursor, Owner
+from wal3_core.format.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
-from wal3_core.model.cursor import Cursor, Owner
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
-from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.tasks import to_text
-from wal3_core.storage.object_store import Done
+from wal3_core.store.object_store import Done
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

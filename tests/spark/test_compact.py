@@ -24,12 +24,12 @@ from wal3_core.compaction.dropped import LOSSES
 from wal3_core.compaction.dropped import find_losses as find_losses_here
 from wal3_core.compaction.engine import LocalEngine
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model import parquet
-from wal3_core.model.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER
+from wal3_core.format import parquet
+from wal3_core.format.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.spark import compact as compact_module
 from wal3_core.spark.compact import SparkEngine, find_losses
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.spec.compacting import Change
     from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ import pytest
 from tests.large_logs import Grower
 from tests.stores import CountingStore, FaultyStore, damage
 from wal3_core import LogReader, MemoryStore
-from wal3_core.model.fragment import FragmentPointer
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.planning import plan_log, reader_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.spark.tasks import LogPiece
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
 SIZE = 700

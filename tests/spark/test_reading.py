@@ -16,20 +16,20 @@ from tests.compacted_logs import compact
 from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import LOG_ID, FaultyStore, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
+from wal3_core.format.manifest import Boundary, Manifest
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark import planning
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.spark.source import LogSourceReader
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 PARTITION_BYTES_MAX = 2000
 

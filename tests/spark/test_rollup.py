@@ -17,7 +17,7 @@ from wal3_core.spark.rollup import plan_rollups
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

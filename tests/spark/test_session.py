@@ -13,9 +13,9 @@ import pytest
 
 from tests.spark.logs import fill
 from wal3_core import LogReader, LogWriter, Message, open_store
-from wal3_core.model.policy import Cleanup, Policy
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.spark import session_conf, use_this_python
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 SCRIPT = Path(__file__).parent / "plain_session.py"
 

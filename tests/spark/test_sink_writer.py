@@ -13,11 +13,11 @@ from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
 from wal3_core.errors import NotDurableError, SealedError, UnknownDurabilityError
 from wal3_core.spark.requests import WriteRequest
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from wal3_core.spark.sink import Staged
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SCHEMA = StructType([StructField("log", StringType()), StructField("body", StringType())])
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.record import Record
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"

@@ -12,19 +12,19 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.logs import collect, fill
 from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate, undo_destroy
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
-from wal3_core.model.manifest import BEING_DESTROYED, Seal
-from wal3_core.model.paths import MANIFEST
+from wal3_core.format.manifest import BEING_DESTROYED, Seal
+from wal3_core.format.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.requests import StreamRequest
 from wal3_core.spark.stream import LogStreamReader, Reached, begin_of, from_json, share_out, to_json
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.model.paths import LogId
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.paths import LogId
+    from wal3_core.store.object_store import ObjectStore
 
 OffsetJson = dict[str, object]
 

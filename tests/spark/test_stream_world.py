@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.staged.once import Once
     from wal3_core.log.write.staged.staging import StagedFragment
     from wal3_core.spark.sink import Staged
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("WAL3_TEST_SEED", "4"))

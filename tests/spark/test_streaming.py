@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests.spark.logs import fill
 from wal3_core import LogReader, open_store
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 QUERY_S = 240

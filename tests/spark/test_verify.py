@@ -11,8 +11,8 @@ from tests.compacted_logs import compact
 from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, scrub
-from wal3_core.model.paths import MANIFEST
-from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.format.paths import MANIFEST
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.spark import verify_logs
 from wal3_core.spark.verify import _report, _run, plan_log
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.log.read.scrub import Problem, ScrubReport
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

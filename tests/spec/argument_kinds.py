@@ -31,9 +31,9 @@ from wal3_core import (
     RollUp,
     SubscriptionOptions,
 )
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.setsum import EMPTY
 from wal3_core.log.collect.deleter import DeletionPart
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.setsum import EMPTY
 from wal3_core.options import (
     CollectorOptions,
     ConsumerOptions,

@@ -12,7 +12,7 @@ from wal3_core.options import RetryOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 20.0
 READER = ReaderOptions(poll_s_min=0.005, poll_s_max=0.01, retry=RetryOptions(attempts_max=3, pause_s_min=0.001))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from wal3_core import LogPosition
-    from wal3_core.storage.object_store import Buffer, PutOutcome
+    from wal3_core.store.object_store import Buffer, PutOutcome
 
 CHECKED = {"RESUME", "PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 PLACES_MAX = 5000

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.stores import FaultyStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def clean_up(store: ObjectStore, cleanup: Cleanup, log: str = "a") -> Policy:

@@ -18,17 +18,17 @@ from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store
 
 from .copying import FEW, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 

@@ -14,8 +14,8 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.position import ReadStart
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import ReadStart
+    from wal3_core.store.object_store import ObjectStore
 
 
 def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:

@@ -12,7 +12,7 @@ from wal3_core.runtime import ThreadRuntime
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 DEADLINE_S = 20.0

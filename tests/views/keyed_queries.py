@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core import MemoryStore, Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 # Keys that a careless encoding of key and number would confuse.

@@ -21,7 +21,7 @@ from .feeds import READER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.feed.outstanding import Item
 
 # Saves only when it is asked to.

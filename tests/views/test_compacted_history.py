@@ -17,14 +17,14 @@ from tests.world import QUICK, ClockStore
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import KeyCompactorOptions
-from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "history"
 DATA = Path(__file__).parent.parent / "data"

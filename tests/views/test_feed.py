@@ -35,7 +35,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.object_store import Versioned
+from wal3_core.store.object_store import Versioned
 from wal3_core.views.feed import feed_reader
 
 from .feeds import DEADLINE_S, NOON_US, READER, published, published_at, received, simulated
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tests.faults.simulator import SimProcess
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 VALUES = [None, True, -1, 2**64 - 1, 1.5, "é", b"\xff\x00", b"", [1, [b"x"]], {"a": {1: None}, b"b": []}]
 

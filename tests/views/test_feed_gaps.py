@@ -23,7 +23,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.fleet.dirty.back_pressure import measure
-from wal3_core.model.cursor import Owner
+from wal3_core.format.cursor import Owner
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.feed.subscribed import Subscribed
 

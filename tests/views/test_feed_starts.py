@@ -27,7 +27,7 @@ from wal3_core import (
     MemoryStore,
     Stray,
 )
-from wal3_core.model.offset_ranges import RANGES_MAX
+from wal3_core.format.offset_ranges import RANGES_MAX
 from wal3_core.views.feed import saved_subscription
 from wal3_core.views.feed.messages import packed, unpacked_or_error
 from wal3_core.views.feed.topics import topic_filter

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tests.faults.simulator import SimProcess
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.mark.parametrize("store", ["memory", "local"], indirect=True)
@@ -123,7 +123,7 @@ def test_full_subscription_waits_without_requests_until_a_message_is_due_again()
 
 
 # What remembers acknowledgements.
-KEEPING = ("*/wal3_core/views/feed/*", "*/wal3_core/model/cursor.py", "*/wal3_core/model/offset_ranges.py")
+KEEPING = ("*/wal3_core/views/feed/*", "*/wal3_core/format/cursor.py", "*/wal3_core/format/offset_ranges.py")
 
 
 def held_bytes() -> int:

@@ -41,8 +41,8 @@ from wal3_core.runtime import shared_runtime
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
 if TYPE_CHECKING:
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.object_store import ObjectStore
 
 
 def fill(store: ObjectStore, *batches: list[bytes | None]) -> KeyedLog:

@@ -31,18 +31,18 @@ from wal3_core import (
     Policy,
 )
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.format.parquet import key_groups
 from wal3_core.log.collect.collector import collect
-from wal3_core.model.parquet import key_groups
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.keyed import key_count, key_reader, shared_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core import Record
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.store.object_store import ObjectStore
 
 # Larger than what is read whole, also when it is compressed.
 LARGE = random.Random(7).randbytes(70_000)

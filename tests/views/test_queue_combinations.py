@@ -28,10 +28,10 @@ from wal3_core import (
     UnknownItemError,
     WriterOptions,
 )
+from wal3_core.format.policy import Cleanup
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.policy import Cleanup
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.queue.operations import Dequeue, Enqueue, Purge
 from wal3_core.views.queue.queue_state import QueueState, Turn
 

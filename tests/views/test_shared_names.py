@@ -26,11 +26,11 @@ from wal3_core import (
     Owner,
     RollUp,
 )
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.strict_json import Fields
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.strict_json import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

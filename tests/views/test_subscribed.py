@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
-from wal3_core.model.cursor import Cursor, Extension, Owner
-from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.paths import LogId
-from wal3_core.model.position import LogPosition
-from wal3_core.model.strict_json import U64_MAX, Fields, JsonObject
+from wal3_core.format.cursor import Cursor, Extension, Owner
+from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.format.paths import LogId
+from wal3_core.format.position import LogPosition
+from wal3_core.format.strict_json import U64_MAX, Fields, JsonObject
 from wal3_core.views.feed.subscribed import ATTEMPTS_MAX, DEAD_MAX, DELIVERIES_MAX, Progress, Subscribed
 from wal3_core.views.feed.topics import Levels
 from wal3_core.views.keyed.keyed_consumer import extension_of

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wal3_core.queue_server.client import OfLease
     from wal3_core.queue_server.wire import Json
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.operations import Operation, QueueDefinition
 
     F = TypeVar("F", bound=Callable[..., object])

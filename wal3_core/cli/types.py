@@ -17,18 +17,18 @@ from click.shell_completion import CompletionItem
 from wal3_core.cli.shell.failures import NAMED_LOG, InvalidFailure
 from wal3_core.cli.shell.session import whole_url, with_options
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.model.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
-from wal3_core.model.position import AtTime
+from wal3_core.format.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
+from wal3_core.format.position import AtTime
 from wal3_core.runtime import US_PER_S, later, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.model.position import ReadStart
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import ReadStart
+    from wal3_core.store.object_store import ObjectStore
 
     F = TypeVar("F", bound=Callable[..., object])
     T = TypeVar("T")

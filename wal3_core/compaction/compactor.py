@@ -29,26 +29,26 @@ from wal3_core.compaction.selection import (
 )
 from wal3_core.compaction.verifying import Verification, verify_pass
 from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
+from wal3_core.format.pass_record import PassRecord, Proof
+from wal3_core.format.paths import check_log_name, given_token
+from wal3_core.format.setsum import EMPTY
+from wal3_core.format.snapshot import sum_setsums
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.references import References
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
-from wal3_core.model.pass_record import PassRecord, Proof
-from wal3_core.model.paths import check_log_name, given_token
-from wal3_core.model.setsum import EMPTY
-from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import POINTERS_MAX, UNLIMITED
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.pass_store import PassStore
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.documents.pass_store import PassStore
+from wal3_core.store.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.compaction.merge import Merged
-    from wal3_core.model.policy import Policy
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.policy import Policy
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 

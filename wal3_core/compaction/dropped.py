@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.parquet.reading import open_file
+from wal3_core.format.parquet.reading import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.format.position import FragmentSeqNo
 
     Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 from wal3_core.arguments import wrong
 from wal3_core.compaction.dropped import ROWS, count_losses, find_losses
 from wal3_core.compaction.merge import Merger
+from wal3_core.format.key_hashes import hash_keys
 from wal3_core.log.read.key_columns import KeyColumns
-from wal3_core.model.key_hashes import hash_keys
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead
-from wal3_core.storage.object_store import share_of
-from wal3_core.storage.rate_limits import rate_limited
+from wal3_core.store.object_store import share_of
+from wal3_core.store.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.compaction.retried import Retried
     from wal3_core.compaction.selection import Group
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.position import FragmentSeqNo
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.position import FragmentSeqNo
     from wal3_core.runtime import Runtime
 
     Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]

@@ -13,17 +13,17 @@ from wal3_core.compaction.scope import cursor_offsets
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.log.tree.splice import apply_splice, splice
 from wal3_core.runtime import US_PER_S, map_ahead
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.documents.snapshot_store import SnapshotMissingError
-from wal3_core.storage.object_store import share_of
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.documents.snapshot_store import SnapshotMissingError
+from wal3_core.store.object_store import share_of
 
 if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactorOptions
+    from wal3_core.format.manifest import CompactionAnnouncement, Manifest
+    from wal3_core.format.pass_record import PassRecord
+    from wal3_core.format.snapshot import Snapshot
     from wal3_core.log.log_stores import LogStores
     from wal3_core.log.tree.splice import Spliced
-    from wal3_core.model.manifest import CompactionAnnouncement, Manifest
-    from wal3_core.model.pass_record import PassRecord
-    from wal3_core.model.snapshot import Snapshot
 
 
 # Correct clocks differ by less while a pass is installed.

@@ -15,25 +15,25 @@ import pyarrow.compute as pc
 
 from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_rows, dropped_to_bytes
 from wal3_core.errors import KeyCompactionRefusedError
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.pass_record import Replacement
+from wal3_core.format.paths import dropped_path, fragment_path
+from wal3_core.format.setsum import EMPTY, Setsum
 from wal3_core.log.read.reader import read_fragment
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.pass_record import Replacement
-from wal3_core.model.paths import dropped_path, fragment_path
-from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_EXPANDED_BYTES_MAX, expanded_bytes
 from wal3_core.runtime import map_ahead
-from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.object_store import share_of
+from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.object_store import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wal3_core.compaction.reports import KeyCompactorOptions
-    from wal3_core.model.position import FragmentSeqNo
-    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.format.position import FragmentSeqNo
+    from wal3_core.format.strict_json import Fields, JsonObject
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     _LeftOut = dict[DropReason, tuple[Setsum, pa.Table]]
 

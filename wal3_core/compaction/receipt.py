@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from wal3_core.compaction.dropped import BYTES_MAX, DropReason, dropped_from_bytes, key_digest
 from wal3_core.errors import MissingError
-from wal3_core.model.paths import (
+from wal3_core.format.paths import (
     COMPACTION_FOLDER,
     dropped_path,
     listed_fragment_path,
@@ -17,17 +17,17 @@ from wal3_core.model.paths import (
     pass_path,
     pass_token,
 )
-from wal3_core.model.strict_json import U64_MAX
-from wal3_core.storage.object_store import object_url
+from wal3_core.format.strict_json import U64_MAX
+from wal3_core.store.object_store import object_url
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from wal3_core.model.manifest import Compaction
-    from wal3_core.model.pass_record import PassRecord, Replacement
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.pass_store import PassStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Compaction
+    from wal3_core.format.pass_record import PassRecord, Replacement
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.documents.pass_store import PassStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

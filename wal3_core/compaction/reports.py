@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core.compaction.retried import Retried
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.pass_record import PassRecord, Proof
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.pass_record import PassRecord, Proof
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.strict_json import JsonObject
 
 _COUNT_MAX = 2**31 - 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.strict_json import JsonObject
 
 REASONS_MAX = 3
 

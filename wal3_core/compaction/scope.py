@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 from wal3_core.compaction.reports import KeyCompactionPlan
 from wal3_core.errors import CorruptError, KeyCompactionRefusedError
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import is_dirty_log
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.planner import first_younger
 from wal3_core.log.read.scan import select
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import is_dirty_log
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.policy import Policy
+    from wal3_core.format.snapshot import Pointer, Snapshot
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.policy import Policy
-    from wal3_core.model.snapshot import Pointer, Snapshot
 
 # Dirty fragments of one pass, whose record names each that it replaces: more of them take several passes.
 DIRTY_FRAGMENTS_MAX = 50_000

@@ -19,13 +19,13 @@ import numpy as np
 from wal3_core.compaction.dropped import NO_LOSS, LossCount
 from wal3_core.compaction.engine import Losses, Rows, Work
 from wal3_core.errors import LogError
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.object_store import share_of
-from wal3_core.storage.rate_limits import rate_limited
+from wal3_core.store.object_store import share_of
+from wal3_core.store.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from wal3_core.compaction.engine import Hashes
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.compaction.scope import Leaf, PassScope
+    from wal3_core.format.key_rollup import KeyRollup
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.policy import Policy
+    from wal3_core.format.position import FragmentSeqNo
+    from wal3_core.format.snapshot import Pointer, SnapshotPointer
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.key_rollup import KeyRollup
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.policy import Policy
-    from wal3_core.model.position import FragmentSeqNo
-    from wal3_core.model.snapshot import Pointer, SnapshotPointer
 
 
 class KeyRollups:

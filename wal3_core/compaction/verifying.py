@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wal3_core.errors import CorruptError, MissingError
+from wal3_core.format import parquet
+from wal3_core.format.setsum import EMPTY
+from wal3_core.format.snapshot import sum_setsums
 from wal3_core.log.read.reader import read_fragment
-from wal3_core.model import parquet
-from wal3_core.model.setsum import EMPTY
-from wal3_core.model.snapshot import sum_setsums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.pass_record import PassRecord, Replacement
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.pass_record import PassRecord, Replacement
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.object_store import ObjectStore
 
 # Findings are shown up to this many; a defect may concern every record.
 _FINDINGS_MAX = 100

@@ -20,7 +20,7 @@ from wal3_core.exercise.load import checksum_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wal3_core.model.record import Record
+    from wal3_core.format.record import Record
 
 # Files of a process: each has the logs of one part, so that a check loads one part at a time.
 PARTS = 16

@@ -13,14 +13,14 @@ from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.object_store import FolderStore
-from wal3_core.storage.retrying import for_store, until_answered, with_retries
+from wal3_core.store.object_store import FolderStore
+from wal3_core.store.retrying import for_store, until_answered, with_retries
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # The folder of all exercises of a store.
 EXERCISES = "exercise/"

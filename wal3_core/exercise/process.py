@@ -32,23 +32,23 @@ from wal3_core.exercise.place import log_name, run_store, server_name
 from wal3_core.exercise.report import Figures
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.open_logs import FleetOptions
+from wal3_core.format.record import position_after
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.record import position_after
 from wal3_core.options import MIB, CollectorOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import AppendEnd, Observer, RequestEnd, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore, Witness
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.documents.cursor_store import CursorStore, Witness
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
 
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.record import Record
+    from wal3_core.format.position import LogPosition
+    from wal3_core.format.record import Record
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _REPORTS_S = 0.5
 _UNANSWERED = {RequestEnd.UNAVAILABLE, RequestEnd.UNKNOWN}

@@ -18,7 +18,7 @@ from wal3_core.exercise.report import Checked, Figures, Summary
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import scrub
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.retrying import timeout_s_of
+from wal3_core.store.retrying import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from wal3_core.exercise.load import LoadShape
     from wal3_core.exercise.place import RunStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Logs that are followed, maintained and scrubbed: a third of them, at most these.
 _FOLLOWED_MAX = 16

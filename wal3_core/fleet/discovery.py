@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import CorruptError, LogError, LogNotFoundError, StoreDeniedError
+from wal3_core.format.manifest import BYTES_MAX, Manifest
+from wal3_core.format.paths import MANIFEST, MANIFEST_FOLDER, check_log_name, is_name_part
+from wal3_core.format.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.log.contents import is_of_log
-from wal3_core.model.manifest import BYTES_MAX, Manifest
-from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, check_log_name, is_name_part
-from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.manifest_store import lost_manifest
-from wal3_core.storage.object_store import Versioned, a_store, log_store, share_of
-from wal3_core.storage.retrying import reread_if_damaged, with_retries
+from wal3_core.store.documents.manifest_store import lost_manifest
+from wal3_core.store.object_store import Versioned, a_store, log_store, share_of
+from wal3_core.store.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def _folder(value: object, argument: str) -> str:

@@ -16,20 +16,20 @@ from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityErr
 from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.open_logs import FleetOptions, OpenLogs, Use
+from wal3_core.format.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.writer import LogWriter, num_offsets_held, result_of, submit_columns
-from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
+    from wal3_core.format.position import LogPosition
+    from wal3_core.format.record import Message
     from wal3_core.log.write.columns import Columns, Rows
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.record import Message
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

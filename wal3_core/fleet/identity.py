@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 
 from wal3_core.errors import CorruptError, UnavailableError
-from wal3_core.model import strict_json
-from wal3_core.model.paths import STORE_IDENTITY
-from wal3_core.model.strict_json import check_format_version
+from wal3_core.format import strict_json
+from wal3_core.format.paths import STORE_IDENTITY
+from wal3_core.format.strict_json import check_format_version
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.object_store import Done, ObjectStore, object_url
-from wal3_core.storage.retrying import attempts, for_store, reread_if_damaged, with_retries
+from wal3_core.store.object_store import Done, ObjectStore, object_url
+from wal3_core.store.retrying import attempts, for_store, reread_if_damaged, with_retries
 
 _FORMAT_VERSION = 1
 _BYTES_MAX = 1024

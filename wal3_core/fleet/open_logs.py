@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, LogError, OverloadedError
 from wal3_core.fleet.outcomes import ends_writer
-from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
+from wal3_core.format.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.options import MIB, Options, WriterOptions, within
 from wal3_core.runtime import Outcome, Runtime, reentered
-from wal3_core.storage.object_store import log_store, share_of
+from wal3_core.store.object_store import log_store, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.log.write.writer import LogWriter
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _LOGS_MAX = 10**6
 _HELD_BYTES_MAX = 2**63 - 1

@@ -16,13 +16,13 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
-from wal3_core.model.strict_json import TEXT, Member, Stored
+from wal3_core.format.strict_json import TEXT, Member, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.log.collect.deleter import DeletionReport
-    from wal3_core.storage.object_store import ObjectMeta
+    from wal3_core.store.object_store import ObjectMeta
 
 A = TypeVar("A")
 T = TypeVar("T")

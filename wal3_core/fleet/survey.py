@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.format import strict_json
+from wal3_core.format.paths import CURSOR_FOLDER, cursor_name
+from wal3_core.format.strict_json import INTEGER, TEXT, Kind, Member, Stored, nested, several
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.planner import Plan, is_consumed
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model import strict_json
-from wal3_core.model.paths import CURSOR_FOLDER, cursor_name
-from wal3_core.model.strict_json import INTEGER, TEXT, Kind, Member, Stored, nested, several
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.manifest import Manifest
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 # A survey as text names all cursors and garbage documents of its log, each in some 200 bytes: consumers of a feed are
 # thousands.

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model.paths import (
+from wal3_core.format.paths import (
     CLOCK,
     COMPACTION_FOLDER,
     CURSOR_FOLDER,
@@ -39,15 +39,15 @@ from wal3_core.model.paths import (
     pin_name,
 )
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retrying import for_store, until_answered
+from wal3_core.store.object_store import share_of
+from wal3_core.store.retrying import for_store, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.paths import LogId
+    from wal3_core.format.paths import LogId
     from wal3_core.options import RetryOptions
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 
 class ObjectKind(StrEnum):

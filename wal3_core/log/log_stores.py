@@ -6,17 +6,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import UnavailableError
-from wal3_core.model.paths import LogId, check_log_name
+from wal3_core.format.paths import LogId, check_log_name
 from wal3_core.options import RetryOptions
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.garbage_store import GarbageStore
-from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import ObjectStore, log_store, store_now_us
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.garbage_store import GarbageStore
+from wal3_core.store.documents.key_rollup_store import KeyRollupStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import ObjectStore, log_store, store_now_us
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime

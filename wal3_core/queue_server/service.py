@@ -28,7 +28,7 @@ from wal3_core.views.queue.loading import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.operations import (
         Dequeue,
         Leased,

@@ -31,7 +31,7 @@ from wal3_core.queue_server.service import QueueServerOptions, QueueService
 from wal3_core.queue_server.wire import TOKENS_VARIABLE
 from wal3_core.runtime import shared_runtime
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 _LOOPBACK_NAME = "localhost"
 _LOOPBACK_NAMES = (_LOOPBACK_NAME, "127.0.0.1", "::1")

@@ -29,16 +29,16 @@ from wal3_core.errors import (
     UnknownItemError,
 )
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.model.paths import is_name_part
+from wal3_core.format.paths import is_name_part
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.storage.object_store import share_of
+from wal3_core.store.object_store import share_of
 from wal3_core.views.queue.loading import is_queue
 from wal3_core.views.queue.operations import Leased, NewItem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.operations import Operation, Peeked
 
 # An object, as ``json`` reads and writes it.

@@ -2,7 +2,7 @@
 
 A simulator passes its own Runtime and so runs the library unmodified, from a seed, in virtual
 time. Nothing else in the library touches ``time``, ``random``, ``uuid``, ``os.urandom`` or ``threading``,
-except ``wal3_core/workers.py`` and the registry of memory stores in ``wal3_core/storage/open_store.py``.
+except ``wal3_core/workers.py`` and the registry of memory stores in ``wal3_core/store/open_store.py``.
 
 An interrupt (Ctrl-C, a signal handler that raises) reaches only the main thread, after any call. State
 that the main thread shares with others here is changed by single calls that are not Python code:

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal, try_log
 from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.format.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_id, check_log_name
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport, oldest
-from wal3_core.model.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_id, check_log_name
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.jobs import Item, JobResults, LogResults, cores, run_by_log
 from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import cost, from_text, pointer_of, to_text
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
-from wal3_core.storage.open_store import open_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import ObjectMeta, ObjectStore, log_store
+from wal3_core.store.open_store import open_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from wal3_core.model.garbage import Garbage
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.garbage import Garbage
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.strict_json import JsonObject
 
 # Manifest, cursors, garbage documents, a few snapshots.
 _SURVEY_REQUESTS = 10

@@ -36,18 +36,18 @@ from wal3_core.errors import (
     UnavailableError,
 )
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.key_hashes import hash_keys
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.key_hashes import hash_keys
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, LONG_MAX, batch_of
 from wal3_core.spark.jobs import cores, named_jobs
 from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import RESULTS, cost, count_tasks, from_text, give, group, to_text, work_table
-from wal3_core.storage.open_store import open_store
-from wal3_core.storage.rate_limits import rate_limited
+from wal3_core.store.open_store import open_store
+from wal3_core.store.rate_limits import rate_limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactorOptions
     from wal3_core.compaction.retried import Retried
     from wal3_core.compaction.selection import Group
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import FragmentSeqNo
     from wal3_core.spark.jobs import JobWatch
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 

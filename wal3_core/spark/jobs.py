@@ -41,7 +41,7 @@ from wal3_core.spark.tasks import (
     refusal_of,
     work_table,
 )
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 with suppress(ModuleNotFoundError):
     # A client of Spark Connect may lack it, and has no use for it.
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.shell.progress import StageInfo
     from pyspark.sql.pandas._typing import ArrowMapIterFunction
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     # Turns the texts that a task has of a log into results; may raise LogError.
     LogWork = Callable[[ObjectStore, str, Sequence[str]], Iterable[str]]

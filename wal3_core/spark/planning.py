@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.format.parquet.columns import table_setsum
+from wal3_core.format.position import AtTime
+from wal3_core.format.setsum import EMPTY, Setsum
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
-from wal3_core.model.parquet.columns import table_setsum
-from wal3_core.model.position import AtTime
-from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
 from wal3_core.spark.requests import EVERYTHING
 from wal3_core.spark.tasks import LogPiece, count_pieces, cut, freezing, open_piece, pieces_of
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.open_store import open_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
+from wal3_core.store.open_store import open_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.parquet import Fragment
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import ReadStart
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.parquet import Fragment
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import ReadStart
     from wal3_core.spark.requests import Bounds, ReadRequest, Span
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StringType
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.paths import check_cursor_name, check_log_name
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.format.paths import check_cursor_name, check_log_name
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.spark.columns import NEVER_NULL, spark_schema
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import ColumnPath, Filter
     from pyspark.sql.types import StructType
 
-    from wal3_core.model.snapshot import Pointer
+    from wal3_core.format.snapshot import Pointer
 
 
 @dataclass(frozen=True, slots=True)

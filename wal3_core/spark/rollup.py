@@ -24,14 +24,14 @@ from wal3_core.fleet.dirty.rollup_plan import (
     plan_of,
 )
 from wal3_core.fleet.outcomes import Refusal, try_log
-from wal3_core.model.marker import Marker, fold
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import LogPosition
+from wal3_core.format.marker import Marker, fold
+from wal3_core.format.paths import check_log_name
+from wal3_core.format.position import LogPosition
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.jobs import Item, JobResults, run_by_log
 from wal3_core.spark.requests import check_shared
 from wal3_core.spark.tasks import cost, from_text, to_text
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.compaction.retried import Retried
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # A task reads whole slices; a marker takes some 48 bytes.
 _SLICE_MARKERS = 20_000

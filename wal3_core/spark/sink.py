@@ -36,20 +36,20 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, NotDurableError
+from wal3_core.format.paths import WRITER_CURSOR, check_log_name
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.paths import WRITER_CURSOR, check_log_name
 from wal3_core.options import WriterOptions
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.log.write.staged.staging import StagedFragment
     from wal3_core.spark.requests import WriteRequest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -40,7 +40,7 @@ from wal3_core.spark.planning import (
 from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, apply_filter, split_options
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.stream import LogStreamReader
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from wal3_core.spark.tasks import LogPiece
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 class LogDataSource(DataSource):

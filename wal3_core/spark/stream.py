@@ -31,11 +31,11 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import LOG_ID, LogId
+from wal3_core.format.position import LogPosition
+from wal3_core.format.strict_json import INTEGER, SET, Fields, Member, Stored
 from wal3_core.log.read.following import destroyed
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import LOG_ID, LogId
-from wal3_core.model.position import LogPosition
-from wal3_core.model.strict_json import INTEGER, SET, Fields, Member, Stored
 from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.planning import (
@@ -48,8 +48,8 @@ from wal3_core.spark.planning import (
     tasks_of,
 )
 from wal3_core.spark.requests import BEGINNING, EVERYTHING, Bounds, Span
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.spark.requests import StreamRequest
     from wal3_core.spark.tasks import LogPiece
-    from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.cursor_store import Witness
+    from wal3_core.store.object_store import ObjectStore
 
     OffsetJson = dict[str, JsonObject]
 

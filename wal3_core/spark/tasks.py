@@ -20,10 +20,10 @@ from pyspark import TaskContext
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import Refusal, try_log
+from wal3_core.format import strict_json
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.snapshot import SnapshotPointer, count_fragments
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model import strict_json
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.columns import batch_of
@@ -31,11 +31,11 @@ from wal3_core.spark.columns import batch_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.model.strict_json import Fields, JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.format.strict_json import Fields, JsonObject
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 

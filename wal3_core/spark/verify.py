@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from wal3_core.compaction.retried import Retried
 from wal3_core.errors import LogError, LogReplacedError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.fleet.outcomes import try_log
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import CURSOR_FOLDER, MANIFEST, LogId, check_log_name
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, ScrubReport, cursor_problems, pruned_where_gaps, still_named
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, LogId, check_log_name
-from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.jobs import JobResults, cores, run_tasks
@@ -40,7 +40,7 @@ from wal3_core.spark.tasks import (
     pointer_of,
     to_text,
 )
-from wal3_core.storage.open_store import open_store
+from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.object_store import ObjectStore
 
     # The result of reading one object of a log: sound without an error.
     _Read = tuple[str, Pointer, LogError | None]

@@ -15,7 +15,7 @@ from dagster import AssetObservation, MetadataValue, SensorEvaluationContext, Se
 
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, read_queue_stats
 from wal3_core.fleet.outcomes import Refusal, try_log
-from wal3_core.model.paths import QUEUE_CURSOR
+from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.framework.assets import LogAsset, LogJob, request_runs
 from wal3_orchestration.framework.checks import judged, log_check
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from wal3_core import QueueStats
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.scope import StoreScope
     from wal3_orchestration.framework.step import Step

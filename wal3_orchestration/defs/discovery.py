@@ -22,7 +22,7 @@ from wal3_core import list_logs
 from wal3_core.errors import LogNotFoundError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.outcomes import Refusal
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs.assets import RoundKind, Rounds
 from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX, LogAsset, LogJob, request_runs
 from wal3_orchestration.framework.log_records import LogRecord, LogRecords

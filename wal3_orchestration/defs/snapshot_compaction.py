@@ -19,7 +19,7 @@ from wal3_orchestration.framework.triggers import LogSchedule, LogSensor, Workfl
 if TYPE_CHECKING:
     from dagster import SensorEvaluationContext, SensorResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.scope import StoreScope
     from wal3_orchestration.framework.step import Step

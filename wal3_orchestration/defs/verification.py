@@ -15,9 +15,9 @@ from dagster import FreshnessPolicy, MetadataValue
 
 from wal3_core import LogError, LogReplacedError, ScrubReport, scrub
 from wal3_core.fleet.outcomes import try_log
+from wal3_core.format.paths import MANIFEST
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, place_of_object
-from wal3_core.model.paths import MANIFEST
 from wal3_core.options import UNLIMITED
 from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.framework.assets import LogAsset, LogJob
@@ -30,9 +30,9 @@ from wal3_orchestration.framework.triggers import LogSchedule, Workflow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.checks import CheckResult, Value
     from wal3_orchestration.framework.step import Step
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from wal3_core import Message, Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.store import UnreadableLog
 
     # What runs recorded of an asset, by log.

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from wal3_core import InvalidRequestError, Message
-from wal3_core.model.paths import RESERVED_PARTS
+from wal3_core.format.paths import RESERVED_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

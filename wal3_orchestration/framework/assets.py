@@ -35,7 +35,7 @@ from dagster import (
     op,
 )
 
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.checks import checks_of
 from wal3_orchestration.framework.recorder import Recorder
 from wal3_orchestration.framework.runbook import Section, link

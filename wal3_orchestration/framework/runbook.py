@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from dagster import MetadataValue, TextMetadataValue, UrlMetadataValue
 
-from wal3_core.model.paths import DIRTY
+from wal3_core.format.paths import DIRTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.retried import Retried
     from wal3_core.fleet.outcomes import Refusal
     from wal3_core.spark.jobs import JobResults
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.log_records import LogRecord
     from wal3_orchestration.framework.scope import StoreScope
     from wal3_orchestration.resources import CollectionResource

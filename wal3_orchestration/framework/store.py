@@ -19,12 +19,12 @@ from dagster import Failure, MetadataValue, SensorEvaluationContext, TimestampMe
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.model.paths import check_log_name
+from wal3_core.format.paths import check_log_name
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.retrying import timeout_s_of, with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore, lost_manifest
+from wal3_core.store.object_store import log_store
+from wal3_core.store.retrying import timeout_s_of, with_retries
 from wal3_orchestration.framework.runbook import Section, address
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.scope import Context, StoreScope
     from wal3_orchestration.resources import StoreResource
 

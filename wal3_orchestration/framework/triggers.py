@@ -32,7 +32,7 @@ from dagster import (
 from pydantic import BaseModel, ValidationError
 
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX, LogAsset, LogJob, StoreJob, request_runs
 from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG, StoreScope
 from wal3_orchestration.framework.store import open_known

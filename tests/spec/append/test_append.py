@@ -23,17 +23,17 @@ from wal3_core import (
     SealedError,
     WriterOptions,
 )
-from wal3_core.model.manifest import Seal
+from wal3_core.format.manifest import Seal
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 DONE_S_MAX = 30
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 KEYS = [b"k", None, b"", b"k", None]

@@ -27,7 +27,7 @@ from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
     from wal3_core import LogPosition, MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 20.0
 QUICK = ReaderOptions(poll_s_min=0.005, poll_s_max=0.01, retry=RetryOptions(attempts_max=3, pause_s_min=0.001))

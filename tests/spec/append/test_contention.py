@@ -15,7 +15,7 @@ from tests.programs import Program
 from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 APPENDER = textwrap.dedent(
     """

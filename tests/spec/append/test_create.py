@@ -22,7 +22,7 @@ from wal3_core import (
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def test_created_log_is_empty_and_starts_at_offset_one(store: ObjectStore) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05
 # With pauses it takes dozens; without, thousands and luck.

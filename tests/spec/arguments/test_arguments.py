@@ -56,7 +56,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.arguments import SECONDS_MAX, checked, integer, seconds, text
-from wal3_core.model.position import FragmentSeqNo
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.options import (
     RetryOptions,
     WriterOptions,
@@ -66,7 +66,7 @@ from wal3_core.runtime import shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LIMIT_S = 30
 # Many cases: some seconds.

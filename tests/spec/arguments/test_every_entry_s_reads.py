@@ -69,15 +69,15 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.fleet.identity import store_identity
-from wal3_core.model.manifest import BYTES_MAX
-from wal3_core.model.paths import MANIFEST, life_folder
+from wal3_core.format.manifest import BYTES_MAX
+from wal3_core.format.paths import MANIFEST, life_folder
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TREE = WriterOptions(
     snapshots=SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

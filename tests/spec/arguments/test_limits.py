@@ -22,11 +22,11 @@ from wal3_core import (
     copy,
     open_pinned,
 )
-from wal3_core.model import parquet
-from wal3_core.model.fragment import BYTES_MAX, FragmentPointer
-from wal3_core.model.parquet.pages import measure, read_footer
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FIRST_SEQ_NO, LogPosition
+from wal3_core.format import parquet
+from wal3_core.format.fragment import BYTES_MAX, FragmentPointer
+from wal3_core.format.parquet.pages import measure, read_footer
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FIRST_SEQ_NO, LogPosition
 from wal3_core.options import (
     FRAGMENT_BYTES_MAX,
     FRAGMENT_EXPANDED_BYTES_MAX,

@@ -16,7 +16,7 @@ from wal3_core.options import (
     SnapshotOptions,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.retrying import attempts
+from wal3_core.store.retrying import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 # ---------------------------------------------------------------------- exactly those objects

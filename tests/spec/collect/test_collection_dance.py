@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from tests.stores import Fault
     from wal3_core import MemoryStore
-    from wal3_core.model.garbage import Garbage
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.garbage import Garbage
+    from wal3_core.store.object_store import ObjectStore
 
 
 def collector(store: ObjectStore) -> Collector:

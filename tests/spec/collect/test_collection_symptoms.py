@@ -42,20 +42,20 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CollectionRefusedError
+from wal3_core.format.snapshot import Snapshot
 from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 # ---------------------------------------------------------------------- the collector

@@ -25,20 +25,20 @@ from tests.world import (
 )
 from wal3_core import InvalidRequestError, MemoryStore, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.paths import mark_path
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import mark_path
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.garbage_store import GarbageStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.garbage_store import GarbageStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def write(store: ObjectStore, garbage: Garbage) -> str:

@@ -11,15 +11,15 @@ from tests.world import (
     ClockStore,
     World,
 )
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:

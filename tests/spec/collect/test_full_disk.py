@@ -18,9 +18,9 @@ from tests.world import (
     World,
 )
 from wal3_core import PinStore, StoreDeniedError, destroy
+from wal3_core.format.paths import MANIFEST
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.backends.local import LocalStore
+from wal3_core.store.backends.local import LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,8 +160,8 @@ def test_local_store_without_space_names_what_it_cannot_write_and_still_deletes(
     def none_left(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("wal3_core.storage.backends.local.tempfile.mkstemp", none_left)
-    monkeypatch.setattr("wal3_core.storage.backends.local.tempfile.NamedTemporaryFile", none_left)
+    monkeypatch.setattr("wal3_core.store.backends.local.tempfile.mkstemp", none_left)
+    monkeypatch.setattr("wal3_core.store.backends.local.tempfile.NamedTemporaryFile", none_left)
     store = LocalStore(tmp_path)
 
     with pytest.raises(StoreDeniedError, match="No space left on device: a/c needs 3 bytes: free some space") as caught:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tests.stores import FaultyStore
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 WITHOUT_ORPHANS = replace(NOW, orphans_max=0)
 UNRETRIED = replace(UNROLLED, retry=replace(QUICK, attempts_max=1))

@@ -18,23 +18,23 @@ from tests.world import (
     World,
 )
 from wal3_core import PinStore
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
+from wal3_core.format.pin import Pin
+from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.setsum import EMPTY
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
-from wal3_core.model.pin import Pin
-from wal3_core.model.position import FragmentSeqNo
-from wal3_core.model.setsum import EMPTY
-from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.storage.documents.pass_store import note_deleted
-from wal3_core.storage.object_store import Done
+from wal3_core.store.documents.pass_store import note_deleted
+from wal3_core.store.object_store import Done
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core import MemoryStore
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 PROMPT = replace(LATER, orphans_max=0)
 

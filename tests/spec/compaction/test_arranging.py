@@ -35,19 +35,19 @@ from wal3_core.errors import (
     KeyRequiredError,
     UnknownDurabilityError,
 )
+from wal3_core.format import parquet
+from wal3_core.format.paths import KEY_ROLLUP_FOLDER
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.log_stores import LogStores
-from wal3_core.model import parquet
-from wal3_core.model.paths import KEY_ROLLUP_FOLDER
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.pass_store import PassStore
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.pass_store import PassStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.store.object_store import ObjectStore
 
 Rows = list[tuple[bytes | None, bytes | None]]
 KEYS = st.sampled_from([b"", b"a", b"a\0", b"b" * 1024, b"\xff"])

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.compacted_logs import compact, write_log
 from wal3_core import AtTime, Limits, LogReader, MemoryStore, Record, open_pinned, records_across
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tests.compacted_logs import Timed
-    from wal3_core.model.position import ReadStart
+    from wal3_core.format.position import ReadStart
 
 T0 = 1_000
 

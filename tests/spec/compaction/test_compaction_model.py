@@ -29,17 +29,17 @@ from wal3_core.errors import (
     KeyCompactionRefusedError,
     UnavailableError,
 )
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
+from wal3_core.format.position import LogPosition
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import pinned_records
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
-from wal3_core.model.position import LogPosition
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

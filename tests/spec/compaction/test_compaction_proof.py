@@ -17,25 +17,25 @@ from wal3_core import LogAt, LogReader, LogWriter, MemoryStore, copy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.dropped import DropReason
 from wal3_core.errors import MissingError
+from wal3_core.format import parquet
+from wal3_core.format.pass_record import Replacement
+from wal3_core.format.paths import MANIFEST, fragment_path, pass_path
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.tree.splice import apply_splice, splice
-from wal3_core.model import parquet
-from wal3_core.model.pass_record import Replacement
-from wal3_core.model.paths import MANIFEST, fragment_path, pass_path
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.documents.pass_store import PassStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.documents.pass_store import PassStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import Etag, NotModified, ObjectStore, Versioned
+    from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
 
 
 class PathsStore(CountingStore):

@@ -26,15 +26,15 @@ from wal3_core.compaction import selection
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.engine import LocalWork
 from wal3_core.errors import KeyCompactionRefusedError, LogReplacedError, MissingError
+from wal3_core.format.paths import POLICY, pass_path
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.paths import POLICY, pass_path
 from wal3_core.options import MIB, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def grown() -> MemoryStore:

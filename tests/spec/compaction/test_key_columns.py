@@ -10,30 +10,30 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.model.test_parquet import fragment_of
+from tests.format.test_parquet import fragment_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import TEN_YEARS_S, World
 from wal3_core import CorruptError, LogReader, LogWriter, Message, ReaderOptions, WriterOptions
 from wal3_core.errors import MissingError
+from wal3_core.format import parquet
+from wal3_core.format.key_hashes import hash_keys
+from wal3_core.format.parquet import encoding
+from wal3_core.format.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text, tombstones_from
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.log.write import in_flight
-from wal3_core.model import parquet
-from wal3_core.model.key_hashes import hash_keys
-from wal3_core.model.parquet import encoding
-from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text, tombstones_from
-from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import Done, log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import Done, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.snapshot import Snapshot
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.snapshot import Snapshot
+    from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 KIB = 2**10
@@ -210,7 +210,7 @@ def test_metadata_that_contradicts_the_records_is_found_by_a_whole_read(
 )
 def test_tombstone_rows_that_no_writer_wrote_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if text.count(":") == 1:
-        monkeypatch.setattr("wal3_core.model.parquet.tombstone_rows._digest", lambda _: "d")
+        monkeypatch.setattr("wal3_core.format.parquet.tombstone_rows._digest", lambda _: "d")
         text += ":d"
     # Only the first text of these is right otherwise.
     if text == "0::d":

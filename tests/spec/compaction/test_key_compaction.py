@@ -16,18 +16,18 @@ from wal3_core import LogReader
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import may_be_due
 from wal3_core.errors import KeyCompactionRefusedError
+from wal3_core.format.paths import KEY_ROLLUP_FOLDER, MANIFEST, rolled_up_path
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN
+from wal3_core.format.position import LogPosition
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.paths import KEY_ROLLUP_FOLDER, MANIFEST, rolled_up_path
-from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
-from wal3_core.model.position import LogPosition
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def test_pass_keeps_the_newest_record_of_each_key_at_its_offset(store: ObjectStore) -> None:

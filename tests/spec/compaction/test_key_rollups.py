@@ -37,20 +37,20 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.format.key_rollup import KeyRollup
+from wal3_core.format.paths import key_rollup_path
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import ObjectKind
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
-from wal3_core.model.key_rollup import KeyRollup
-from wal3_core.model.paths import key_rollup_path
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.object_store import Done
+from wal3_core.store.object_store import Done
 
 if TYPE_CHECKING:
-    from wal3_core.model.snapshot import SnapshotPointer
+    from wal3_core.format.snapshot import SnapshotPointer
     from wal3_core.options import RetryOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def stores_of(store: ObjectStore, log: str = LOG, retry: RetryOptions = QUICK) -> LogStores:

@@ -33,7 +33,7 @@ from wal3_core import (
     destroy,
     scrub,
 )
-from wal3_core.model.record import record_setsum
+from wal3_core.format.record import record_setsum
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 FIRST = 1000
 # Small fragments below two levels of snapshots, and no retries.

@@ -32,13 +32,13 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.model.position import LogPosition
+from wal3_core.format.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.model.snapshot import SnapshotPointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.snapshot import SnapshotPointer
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

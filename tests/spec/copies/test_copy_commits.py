@@ -12,16 +12,16 @@ from tests.stores import FaultyStore
 from tests.world import World
 from wal3_core import LogAt, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap, copy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.format.policy import Policy
 from wal3_core.log.maintain.copy import parts
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.policy import Policy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.format.fragment import FragmentPointer
 
 ONE_EACH = WriterOptions(batch_records_max=1)
 

@@ -27,17 +27,17 @@ from wal3_core import (
     copy,
     scrub,
 )
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.position import LogPosition
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore, PutOutcome
+    from wal3_core.store.object_store import ObjectStore, PutOutcome
 
 
 # ---------------------------------------------------------------------- cut short

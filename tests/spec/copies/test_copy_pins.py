@@ -27,16 +27,16 @@ from wal3_core import (
     destroy,
     open_store,
 )
-from wal3_core.model.vacancy import Vacancy
+from wal3_core.format.vacancy import Vacancy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import canonical_url, log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import canonical_url, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 WAIT_S = 30
 

@@ -26,11 +26,11 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.model.policy import Cleanup
+from wal3_core.format.policy import Cleanup
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore, Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def append(store: ObjectStore, count: int) -> None:

@@ -22,7 +22,7 @@ from wal3_core.log.collect.deleter import Deleter
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
@@ -181,7 +181,7 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
 def test_pin_stays_unfinished_when_the_log_keeps_changing(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.documents.pin_store.REBASES_MAX", 16)
+    monkeypatch.setattr("wal3_core.store.documents.pin_store.REBASES_MAX", 16)
     fill(memory_store, "a", 40)
     begins = iter(range(2, 40))
 

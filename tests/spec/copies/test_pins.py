@@ -28,8 +28,8 @@ from wal3_core.log.collect.deleter import Deleter
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.model.position import ReadStart
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import ReadStart
+    from wal3_core.store.object_store import ObjectStore
 
 
 def test_pin_is_created_loaded_listed_and_deleted(store: ObjectStore) -> None:

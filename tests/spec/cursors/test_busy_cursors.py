@@ -12,15 +12,15 @@ import pytest
 
 from tests.stores import FaultyStore
 from tests.world import LOG, NOW, World
-from wal3_core.model.position import LogPosition
+from wal3_core.format.position import LogPosition
 from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 CONSUMERS, RECORDS, ROUNDS = 200, 400, 5
 HANDS = 8

@@ -21,16 +21,16 @@ from wal3_core import (
     LogWriter,
     UnavailableError,
 )
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.snapshot import sum_setsums
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 

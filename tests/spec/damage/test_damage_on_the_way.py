@@ -26,7 +26,7 @@ from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.storage.object_store import Etag, NotModified, Versioned
+from wal3_core.store.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

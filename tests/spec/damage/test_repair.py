@@ -32,18 +32,18 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core import collect as collect_all
+from wal3_core.format import parquet
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.maintain.repair import _EXTRA_BYTES_MAX
 from wal3_core.log.write import in_flight
-from wal3_core.model import parquet
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo
-from wal3_core.storage.object_store import Done
+from wal3_core.store.object_store import Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core import FragmentPointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 A, B = "a", "b"
 
@@ -342,7 +342,7 @@ def test_file_that_another_version_would_encode_differently_is_not_written(
     bad = pointers(store)[2]
     overwrite(store, bad.path, flip)
     before = data(store, A)
-    monkeypatch.setattr("wal3_core.model.parquet.encoding.FORMAT_VERSION", "1.0")
+    monkeypatch.setattr("wal3_core.format.parquet.encoding.FORMAT_VERSION", "1.0")
 
     report = repair(store)
 
@@ -357,7 +357,7 @@ def test_full_copy_s_own_file_is_used_whatever_this_version_would_write(
     by_copy(store)
     before = data(store, A)
     overwrite(store, pointers(store)[2].path, flip)
-    monkeypatch.setattr("wal3_core.model.parquet.encoding.FORMAT_VERSION", "1.0")
+    monkeypatch.setattr("wal3_core.format.parquet.encoding.FORMAT_VERSION", "1.0")
 
     assert repair(store).complete
 

@@ -31,11 +31,11 @@ from wal3_core import (
 from wal3_core import collect as collect_all
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.object_store import Refused
+from wal3_core.store.object_store import Refused
 
 if TYPE_CHECKING:
     from tests.stores import Fault
-    from wal3_core.storage.object_store import Buffer, Etag, ObjectStore, PutOutcome
+    from wal3_core.store.object_store import Buffer, Etag, ObjectStore, PutOutcome
 
 # Many cases: some ten seconds.
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from tests.world import (
     World,
 )
 from wal3_core import LogWriter, scrub
+from wal3_core.format.paths import GARBAGE_FOLDER, MANIFEST
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
-from wal3_core.model.paths import GARBAGE_FOLDER, MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,17 +21,17 @@ from wal3_core import (
     list_logs,
     scrub,
 )
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.snapshot import sum_setsums
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
 

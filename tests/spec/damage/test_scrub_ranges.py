@@ -25,14 +25,14 @@ from wal3_core import (
     WriterOptions,
     scrub,
 )
+from wal3_core.format.cursor import Cursor
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.model.cursor import Cursor
 from wal3_core.options import CollectorOptions, SnapshotOptions
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
 NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9, without_cursors=True)
@@ -196,7 +196,7 @@ def test_reports_that_do_not_adjoin_are_refused(filled: MemoryStore) -> None:
 def test_range_that_failed_without_an_answer_is_scrubbed_again(
     filled: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.2)
     part = scrub(filled, "a", None, Limits(fragments=10))
     store = FaultyStore(filled)
     store.fail("read", "log/", "unavailable", times=999)

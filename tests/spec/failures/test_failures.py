@@ -26,8 +26,8 @@ from wal3_core import (
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

@@ -87,7 +87,7 @@ def test_process_ends_though_a_call_of_the_store_never_returns(local_url: str) -
     from tests.stores import FaultyStore
     from wal3_core import *
     from wal3_core.runtime import ThreadRuntime
-    from wal3_core.storage.instrumented import InstrumentedStore
+    from wal3_core.store.instrumented import InstrumentedStore
     logging.basicConfig()
     runtime, called = ThreadRuntime(hung_s_max=3.0), threading.Event()
     faulty = FaultyStore(open_store(sys.argv[1]))

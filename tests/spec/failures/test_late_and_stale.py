@@ -36,17 +36,17 @@ from wal3_core import (
     records_across,
     seal,
 )
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.paths import MANIFEST
+from wal3_core.format.policy import Policy
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.paths import MANIFEST
-from wal3_core.model.policy import Policy
-from wal3_core.model.snapshot import SnapshotPointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)
 

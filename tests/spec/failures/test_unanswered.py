@@ -23,15 +23,15 @@ from wal3_core import (
     create_successor,
     seal,
 )
-from wal3_core.model.paths import MANIFEST, POLICY
+from wal3_core.format.paths import MANIFEST, POLICY
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.model.policy import Policy
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.policy import Policy
+    from wal3_core.store.object_store import ObjectStore
 
 RECORDS = [Record(offset, 0, None, b"%d" % offset) for offset in (1, 2, 3)]
 

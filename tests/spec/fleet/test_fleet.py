@@ -37,7 +37,7 @@ from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from wal3_core.fleet.open_logs import Use
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 LIMIT_S = 30
 HASTY = WriterOptions(retry=RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01), delivery_timeout_s=0.05)

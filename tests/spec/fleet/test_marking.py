@@ -26,17 +26,17 @@ from wal3_core import (
 from wal3_core.errors import UnmarkedError
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.dirty.rollup import RollUp
-from wal3_core.model.marker import Marker, life_of_log
+from wal3_core.format.marker import Marker, life_of_log
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 HASTY = WriterOptions(retry=QUICK, delivery_timeout_s=0.05)

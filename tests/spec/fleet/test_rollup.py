@@ -43,13 +43,13 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
 from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, RollUpPlan
-from wal3_core.model.marker import Marker
-from wal3_core.model.paths import LogId
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.format.marker import Marker
+from wal3_core.format.paths import LogId
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 BY_CURSOR = replace(PATIENT, cursor="done")
 CENTURY_US = 100 * 365 * 24 * 3600 * 10**6

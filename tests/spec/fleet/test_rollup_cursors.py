@@ -11,7 +11,7 @@ from tests.world import World
 from wal3_core import CursorStore, LogPosition
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
 from wal3_core.fleet.dirty.rollup_plan import Decision
-from wal3_core.model.paths import MANIFEST
+from wal3_core.format.paths import MANIFEST
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

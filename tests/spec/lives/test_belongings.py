@@ -40,24 +40,24 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.errors import CorruptError
+from wal3_core.format.manifest import NOT_COMPACTED
+from wal3_core.format.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
+from wal3_core.format.strict_json import with_checksum
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.manifest import NOT_COMPACTED
-from wal3_core.model.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
-from wal3_core.model.strict_json import with_checksum
 from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 from wal3_core.views.feed.subscribed import Subscribed
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.cursor import Cursor, Extension
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.cursor import Cursor, Extension
+    from wal3_core.store.object_store import ObjectStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 OPTIONS = WriterOptions(batch_records_max=2, view=View.KEYED)

@@ -19,11 +19,11 @@ from wal3_core import (
     destroy,
     pinned_records,
 )
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import MANIFEST
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,13 +31,13 @@ from wal3_core import (
     seal,
     undo_destroy,
 )
-from wal3_core.model.manifest import BEING_DESTROYED
+from wal3_core.format.manifest import BEING_DESTROYED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ANNOUNCED, SEALED = 1, 2
 

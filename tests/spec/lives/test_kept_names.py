@@ -27,12 +27,12 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import lost_manifest
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import lost_manifest
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: ObjectStore) -> None:

@@ -40,15 +40,15 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.model.paths import MANIFEST, life_folder
+from wal3_core.format.paths import MANIFEST, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import FolderStore, log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 SECONDS_MAX = 30.0
 
@@ -411,7 +411,7 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
 def test_writes_after_a_destroy_s_last_listing_do_no_harm_and_the_next_deletes_them(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.2)
     fill(store, "a", 3)
     inside = FolderStore(store, f"a/{life_folder(World(store).manifest().log_id)}")
     faulty = FaultyStore(store)

@@ -29,14 +29,14 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.model.manifest import Manifest
+from wal3_core.format.manifest import Manifest
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 # ---------------------------------------------------------------------- seal
@@ -132,7 +132,7 @@ def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore
 
 
 def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wal3_core.storage.retrying.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wal3_core.store.retrying.TIMEOUT_S", 0.2)
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", "unknown", times=100)

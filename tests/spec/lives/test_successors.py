@@ -29,17 +29,17 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.model.manifest import Seal
-from wal3_core.model.paths import LogId
+from wal3_core.format.manifest import Seal
+from wal3_core.format.paths import LogId
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.model.position import ReadStart
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import ReadStart
+    from wal3_core.store.object_store import ObjectStore
 
 
 def chain(store: ObjectStore) -> None:

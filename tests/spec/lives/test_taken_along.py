@@ -52,7 +52,7 @@ from wal3_core.runtime import shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 WEEK_S = 7 * 24 * 3600
 

@@ -25,9 +25,9 @@ from wal3_core import (
     destroy,
 )
 from wal3_core.fleet.survey import survey_log
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, NotPruned, collect
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 HOUR_S = 3600
 ALL = CollectorOptions(fraction_max=1)

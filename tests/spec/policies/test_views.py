@@ -25,13 +25,13 @@ from wal3_core import (
     WriterOptions,
     copy,
 )
+from wal3_core.format.paths import MANIFEST
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROWS = pa.table([[b"k"], [b"staged"]], schema=MESSAGE_SCHEMA)
 

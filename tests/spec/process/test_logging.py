@@ -31,7 +31,7 @@ from wal3_core.log.write import stats
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.runtime.loggers import Seldom, without_secrets
-from wal3_core.storage.instrumented import InstrumentedStore
+from wal3_core.store.instrumented import InstrumentedStore
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

@@ -34,8 +34,8 @@ from wal3_core import (
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import SILENT, ThreadRuntime
-from wal3_core.storage.instrumented import InstrumentedStore
-from wal3_core.storage.rate_limits import Throttle
+from wal3_core.store.instrumented import InstrumentedStore
+from wal3_core.store.rate_limits import Throttle
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="pip install opentelemetry-sdk")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip install opentelemetry-sdk")
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[3]
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002))

@@ -35,7 +35,7 @@ from wal3_core import (
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.open_logs import FleetOptions
-from wal3_core.model.marker import Marker
+from wal3_core.format.marker import Marker
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 

@@ -24,19 +24,19 @@ from wal3_core import (
     pinned_records,
     scrub,
 )
+from wal3_core.format.paths import life_folder
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
-from wal3_core.model.paths import life_folder
 from wal3_core.options import CollectorOptions
-from wal3_core.storage.object_store import Done, Refused
+from wal3_core.store.object_store import Done, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 HUGE_BYTES = 300 * 2**20
 HELD_BYTES_MAX = 2**20

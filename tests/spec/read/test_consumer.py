@@ -44,7 +44,7 @@ from wal3_core import (
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 def fill_many(store: ObjectStore, log: str, count: int) -> None:

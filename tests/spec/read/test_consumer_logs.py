@@ -44,7 +44,7 @@ from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 FOREVER = replace(ONCE, idle_s=None)
 

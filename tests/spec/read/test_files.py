@@ -30,7 +30,7 @@ from wal3_core.options import WriterOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 Row = tuple[int, bytes | None, bytes | None]
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.model.position import ReadStart
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import ReadStart
+    from wal3_core.store.object_store import ObjectStore
 
 QUICK = ReaderOptions(poll_s_min=0.01, poll_s_max=0.02)
 DEADLINE_S = 20.0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[int, datetime, bytes | None, bytes | None]

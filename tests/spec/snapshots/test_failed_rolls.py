@@ -17,7 +17,7 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=8)
 RETRY = RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.002)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
-from wal3_core.model.manifest import Manifest
+from wal3_core.format.manifest import Manifest
 from wal3_core.options import SnapshotOptions
-from wal3_core.storage.object_store import Versioned
+from wal3_core.store.object_store import Versioned
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

@@ -28,21 +28,21 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.format.cursor import Owner
+from wal3_core.format.named_append import NAMED_APPENDS_MAX
+from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.log.write.staged.once import Once
-from wal3_core.model.cursor import Owner
-from wal3_core.model.named_append import NAMED_APPENDS_MAX
-from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.position import LogPosition
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.position import LogPosition
+    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.maintain.copy import parts
 from wal3_core.log.write.staged.installing import install_staged
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.log.write.staged.once import Once
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Of the appends by name, their rows. An update's commit of five fragments would end within tuesday's, which are four.
 ROWS = {

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.cli.shell.input import ByteStream
+    from wal3_core.format.position import LogPosition
+    from wal3_core.format.record import Message
     from wal3_core.log.write.commit_results import ResumeReport
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.record import Message
 
     Parser = Callable[[bytes], Message | None]
 

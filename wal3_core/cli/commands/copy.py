@@ -17,7 +17,7 @@ from wal3_core.log.maintain.copy.copier import copy as copy_log
 from wal3_core.log.maintain.copy.update import update_copy
 from wal3_core.log.maintain.repair import RepairReport, repair_log
 from wal3_core.log.read.reader import LogReader
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from wal3_core.log.maintain.copy.copier import CopyReport

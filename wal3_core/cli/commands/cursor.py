@@ -11,21 +11,21 @@ from wal3_core.cli.shell.output import confirm, count, counted, print_json, seco
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import CURSOR, LogOffset, log_argument
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import cursor_name
+from wal3_core.format.position import LogPosition
 from wal3_core.log.maintain.copy.cursors import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import cursor_name
-from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.views.feed.subscribed import Subscribed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectStore
 
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 _QUEUE_LOSES = (

@@ -14,7 +14,7 @@ from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy, undo_des
 from wal3_core.log.maintain.destroyer import destroy as destroy_log
 
 if TYPE_CHECKING:
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _COLUMNS = ("objects", "how many", "bytes")
 

@@ -17,14 +17,14 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
 from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions
-from wal3_core.model.paths import DIRTY, check_log_name
+from wal3_core.format.paths import DIRTY, check_log_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from wal3_core.fleet.dirty.rollup import FinishedRollUp
     from wal3_core.fleet.dirty.rollup_plan import MarkedLog, RollUpPlan
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _DUE = RollUpOptions()
 _COUNT_MAX = 2**63 - 1

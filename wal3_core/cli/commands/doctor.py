@@ -14,10 +14,10 @@ from wal3_core.cli.shell.session import Session, check_store, session_and_json
 from wal3_core.fleet.identity import store_identity
 from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.doctor import examine
+from wal3_core.store.doctor import examine
 
 if TYPE_CHECKING:
-    from wal3_core.storage.doctor import DoctorReport
+    from wal3_core.store.doctor import DoctorReport
 
 _US_PER_MS = 1000
 

@@ -36,7 +36,7 @@ from wal3_core.runtime import shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 _LINES_S = 10.0
 # Bytes of a record for its key.

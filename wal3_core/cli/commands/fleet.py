@@ -18,7 +18,7 @@ from wal3_core.cli.shell.output import count, counted, output_width, print_json,
 from wal3_core.cli.shell.session import Commands, Session, check_store, session_and_json
 from wal3_core.cli.types import Duration, Whole, age_of
 from wal3_core.fleet.dirty.rollup import fleet_status
-from wal3_core.model.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
+from wal3_core.format.policy import UNPROCESSED_MAX, UNPROCESSED_MIN
 from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from wal3_core.fleet.dirty.rollup import FleetStatus, LogStatus
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     F = TypeVar("F", bound=Callable[..., object])
 

@@ -22,10 +22,10 @@ from wal3_core.options import CollectorOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wal3_core.format.garbage import Garbage
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.log.collect.planner import Plan
-    from wal3_core.model.garbage import Garbage
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     # The rows of the table that are about a log, and whether nothing is wrong with it.
     Done = tuple[list[tuple[str, ...]], bool]

@@ -14,14 +14,14 @@ from wal3_core.cli.shell.session import NO_LOGS, Session, check_store, session_a
 from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.discovery import load_manifests
-from wal3_core.model.manifest import BEING_DESTROYED
-from wal3_core.model.paths import STORE_IDENTITY
+from wal3_core.format.manifest import BEING_DESTROYED
+from wal3_core.format.paths import STORE_IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.store.object_store import ObjectStore
 
     Row = dict[str, Any]
     Columns = dict[str, Callable[[Row], str]]

@@ -11,12 +11,12 @@ from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import PIN, log_argument
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.read.reader import LogReader
-from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.pin import Pin
+    from wal3_core.format.pin import Pin
 
 _COLUMNS: dict[str, Callable[[tuple[str, Pin]], str]] = {
     "pin": lambda each: each[0],

@@ -13,8 +13,7 @@ from wal3_core.cli.shell.output import count, show, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Whole, WholeSeconds, duration_of, log_argument
 from wal3_core.errors import InvalidRequestError
-from wal3_core.log.read.reader import LogReader
-from wal3_core.model.policy import (
+from wal3_core.format.policy import (
     COMPACTED_FRAGMENT_BYTES_MIN,
     RETENTION_S_MAX,
     UNPROCESSED_MAX,
@@ -22,14 +21,15 @@ from wal3_core.model.policy import (
     Cleanup,
     Policy,
 )
+from wal3_core.log.read.reader import LogReader
 from wal3_core.options import FRAGMENT_BYTES_MAX, View
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.queue.loading import is_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     Decorator = Callable[[Callable[..., None]], Callable[..., None]]
     Values = dict[str, int | str | None]

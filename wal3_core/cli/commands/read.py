@@ -20,9 +20,9 @@ from wal3_core.options import UNLIMITED, Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from wal3_core.format.record import Record
     from wal3_core.log.read.following import Following
     from wal3_core.log.read.walk import StoredFile
-    from wal3_core.model.record import Record
 
 _PROGRESS_EVERY = 1000
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}

@@ -20,7 +20,7 @@ from wal3_core.options import Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Without a terminal, longer lines are broken, but for the names of objects.
 _LINE_WIDTH_MAX = 100

@@ -16,14 +16,14 @@ from wal3_core.errors import LogError, SealedError
 from wal3_core.log.maintain.sealer import migrate as migrate_log
 from wal3_core.log.maintain.sealer import seal as seal_log
 from wal3_core.log.read.reader import LogReader
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.manifest import Seal
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Seal
+    from wal3_core.store.object_store import ObjectStore
 
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
 

@@ -23,7 +23,7 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     ViewRequiredError,
 )
-from wal3_core.model.paths import CURSOR_FOLDER
+from wal3_core.format.paths import CURSOR_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from wal3_core.cli.shell.failures import Failure, InterruptedFailure, TerminatedFailure
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.record import Message, check_message
+from wal3_core.format.record import Message, check_message
 from wal3_core.options import WriterOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wal3_core.model.record import Record
+    from wal3_core.format.record import Record
 
     JsonPairs = Sequence[tuple[str, object]]
     from concurrent.futures import Future

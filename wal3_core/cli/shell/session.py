@@ -18,17 +18,17 @@ import click
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.model.paths import MANIFEST, STORE_IDENTITY, is_name_part
+from wal3_core.format.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.backends.local_roots import is_root
-from wal3_core.storage.open_store import open_store
-from wal3_core.storage.retrying import with_retries
-from wal3_core.storage.store_urls import options_of_url, split_store_url
+from wal3_core.store.backends.local_roots import is_root
+from wal3_core.store.open_store import open_store
+from wal3_core.store.retrying import with_retries
+from wal3_core.store.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     F = TypeVar("F", bound=Callable[..., object])
 

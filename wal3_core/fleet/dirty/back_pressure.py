@@ -17,27 +17,27 @@ from wal3_core.arguments import checked, integer, optional, several
 from wal3_core.errors import BackPressureError, InvalidRequestError, LogError, LogNotFoundError, LogReplacedError
 from wal3_core.fleet.dirty.rollup_plan import MarkedLog
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.model.cursor import BYTES_MAX, Cursor, consumes
-from wal3_core.model.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
-from wal3_core.model.policy import UNPROCESSED_MIN
+from wal3_core.format.cursor import BYTES_MAX, Cursor, consumes
+from wal3_core.format.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
+from wal3_core.format.policy import UNPROCESSED_MIN
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import WRITER, Seldom
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.named_store import NamedStore
+from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from wal3_core.fleet.open_logs import FleetOptions
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.policy import Policy
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.policy import Policy
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.runtime import Lock
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,22 +24,22 @@ from wal3_core.errors import (
 )
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.fleet.outcomes import ends_writer
+from wal3_core.format.marker import Marker
+from wal3_core.format.paths import DIRTY, check_log_name
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_columns
-from wal3_core.model.marker import Marker
-from wal3_core.model.paths import DIRTY, check_log_name
 from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.store.object_store import a_store, log_store, share_of
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
-    from wal3_core.model.position import LogPosition
+    from wal3_core.format.position import LogPosition
     from wal3_core.options import WriterOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     _Batch = list[tuple[Marker, Outcome[None]]]
 

@@ -40,31 +40,31 @@ from wal3_core.fleet.dirty.rollup_plan import (
     stored_bytes_from,
 )
 from wal3_core.fleet.outcomes import try_log
+from wal3_core.format.cursor import BYTES_MAX, Cursor, Owner
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.marker import fold, life_of_log
+from wal3_core.format.paths import MANIFEST, check_log_name, cursor_path
+from wal3_core.format.position import LogPosition
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.cursor import BYTES_MAX, Cursor, Owner
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.marker import fold, life_of_log
-from wal3_core.model.paths import MANIFEST, check_log_name, cursor_path
-from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.named_store import NamedStore
+from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from wal3_core.fleet.dirty.back_pressure import Pressure
     from wal3_core.fleet.dirty.rollup_plan import MarkedLog
-    from wal3_core.model.marker import Marker
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.marker import Marker
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.documents.cursor_store import Witness
+    from wal3_core.store.object_store import ObjectStore
 
 
 def probe_logs(

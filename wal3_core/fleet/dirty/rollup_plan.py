@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.model import strict_json
-from wal3_core.model.marker import Marker, life_of_log
-from wal3_core.model.paths import LOG_ID, LogId, check_cursor_name
-from wal3_core.model.position import LogPosition
-from wal3_core.model.strict_json import (
+from wal3_core.format import strict_json
+from wal3_core.format.marker import Marker, life_of_log
+from wal3_core.format.paths import LOG_ID, LogId, check_cursor_name
+from wal3_core.format.position import LogPosition
+from wal3_core.format.strict_json import (
     FLAG,
     INTEGER,
     TEXT,
@@ -33,9 +33,9 @@ from wal3_core.runtime import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.record import Record
-    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.record import Record
+    from wal3_core.format.strict_json import Fields, JsonObject
 
 _COUNT_MAX = 2**63 - 1
 _AHEAD_MAX = 2**31 - 1

@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, integer, optional, several, text
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, StoreDeniedError, UnavailableError
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.paths import LogId, given_garbage_path, given_token
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.planner import Plan, Planner
 from wal3_core.log.collect.references import any_retains, references_of
 from wal3_core.log.log_stores import LogStores
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import LogId, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.documents.document_store import LoadedDocument
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.object_store import OPENING
+from wal3_core.store.documents.document_store import LoadedDocument
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.object_store import OPENING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.manifest import Announcement, Boundary, Manifest
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.format.manifest import Announcement, Boundary, Manifest
+    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
 from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, StoreDeniedError
-from wal3_core.log.collect.references import (
-    PendingGarbage,
-    References,
-    Retainer,
-    any_retains,
-    every_path,
-    read_references,
-    receipt_retention_s,
-)
-from wal3_core.log.log_stores import LogStores
-from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import (
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.paths import (
     CLOCK,
     COMPACTION_FOLDER,
     DATA_FOLDERS,
@@ -41,17 +31,27 @@ from wal3_core.model.paths import (
     key_rollup_path,
     pass_object_token,
 )
-from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.log.collect.references import (
+    PendingGarbage,
+    References,
+    Retainer,
+    any_retains,
+    every_path,
+    read_references,
+    receipt_retention_s,
+)
+from wal3_core.log.log_stores import LogStores
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
-from wal3_core.storage.object_store import OPENING, ObjectStore, share_of
+from wal3_core.store.object_store import OPENING, ObjectStore, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.storage.object_store import ObjectMeta
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.store.object_store import ObjectMeta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, integer, optional
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
+from wal3_core.format.garbage import Cut, cut_below
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.paths import LOG_ID, WRITER_CURSOR, LogId
+from wal3_core.format.position import AtTime
+from wal3_core.format.setsum import SETSUM, Setsum
+from wal3_core.format.snapshot import count_fragments, sum_setsums
+from wal3_core.format.strict_json import INTEGER, TEXT, Member, Stored, nested
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.read.scan import select
-from wal3_core.model.garbage import Cut, cut_below
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.paths import LOG_ID, WRITER_CURSOR, LogId
-from wal3_core.model.position import AtTime
-from wal3_core.model.setsum import SETSUM, Setsum
-from wal3_core.model.snapshot import count_fragments, sum_setsums
-from wal3_core.model.strict_json import INTEGER, TEXT, Member, Stored, nested
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.policy import Policy
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.policy import Policy
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.documents.manifest_store import Installed
+    from wal3_core.store.documents.manifest_store import Installed
 
     Load = Callable[[SnapshotPointer], Snapshot]
 

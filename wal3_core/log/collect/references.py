@@ -12,22 +12,22 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, is_dropped_path, pass_object_token, rolled_up_path
-from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import SNAPSHOT_FOLDER, fragment_seq_no, is_dropped_path, pass_object_token, rolled_up_path
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.documents.pass_store import PassStore
-from wal3_core.storage.retrying import attempts, within
+from wal3_core.store.documents.pass_store import PassStore
+from wal3_core.store.retrying import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wal3_core.format.garbage import Garbage
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.pass_record import PassRecord
+    from wal3_core.format.position import FragmentSeqNo
+    from wal3_core.format.snapshot import Pointer, Snapshot
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.garbage import Garbage
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.pass_record import PassRecord
-    from wal3_core.model.position import FragmentSeqNo
-    from wal3_core.model.snapshot import Pointer, Snapshot
 
 
 # Seconds that a process which wrote a cursor too late has to correct it.

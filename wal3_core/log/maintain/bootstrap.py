@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Boundary, Epoch, Manifest
+from wal3_core.format.paths import check_log_name, fragment_path
+from wal3_core.format.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
+from wal3_core.format.record import Message, Record, check_message, keyed_setsum
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Boundary, Epoch, Manifest
-from wal3_core.model.paths import check_log_name, fragment_path
-from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
-from wal3_core.model.record import Message, Record, check_message, keyed_setsum
-from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from wal3_core.format.paths import LogId
     from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.model.paths import LogId
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # The source that a claim names: another bootstrap replaces one that was cut short by it.
 _SOURCE = "records given to bootstrap"

@@ -23,27 +23,27 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.format.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
+from wal3_core.format.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
+from wal3_core.format.strict_json import Shown
+from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import ObjectKind, delete_remains, kind_of, own_objects, strangers, unknown_objects
-from wal3_core.model.manifest import BEING_DESTROYED, UNDO, Manifest, Seal
-from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
-from wal3_core.model.strict_json import Shown
-from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.document_store import stamp
-from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
-from wal3_core.storage.documents.named_store import is_tombstone
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.document_store import stamp
+from wal3_core.store.documents.manifest_store import ManifestStore, new_log_id
+from wal3_core.store.documents.named_store import is_tombstone
+from wal3_core.store.object_store import ObjectStore, a_store, log_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.storage.documents.document_store import LoadedDocument
-    from wal3_core.storage.documents.manifest_store import Entry
-    from wal3_core.storage.object_store import ObjectMeta
+    from wal3_core.store.documents.document_store import LoadedDocument
+    from wal3_core.store.documents.manifest_store import Entry
+    from wal3_core.store.object_store import ObjectMeta
 
 _NAMED_MAX = 10
 # Rounds of deletes: an upload or a collection that was under way may leave something behind once or twice.

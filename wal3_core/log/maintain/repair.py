@@ -25,12 +25,9 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
-from wal3_core.log.log_stores import LogStores
-from wal3_core.log.read.reader import LogReader, read_fragment
-from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_named
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import (
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import (
     SNAPSHOT_FOLDER,
     check_fragment_path,
     fragment_folder,
@@ -38,24 +35,27 @@ from wal3_core.model.paths import (
     is_snapshot_path,
     snapshot_path,
 )
-from wal3_core.model.position import FragmentSeqNo
-from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
-from wal3_core.model.strict_json import Shown
+from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.snapshot import BYTES_MAX, Snapshot, sum_setsums
+from wal3_core.format.strict_json import Shown
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.reader import LogReader, read_fragment
+from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_named
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
-from wal3_core.storage.retrying import attempts, for_store
+from wal3_core.store.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
+from wal3_core.store.retrying import attempts, for_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.snapshot import Pointer, SnapshotPointer
     from wal3_core.log.maintain.copy.copier import LogAt
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.snapshot import Pointer, SnapshotPointer
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore, PutOutcome
+    from wal3_core.store.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
 # Bytes beyond a fragment's size that are read of a longer file, for its version.

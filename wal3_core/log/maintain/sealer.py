@@ -22,31 +22,31 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
+from wal3_core.format.cursor import Owner
+from wal3_core.format.manifest import BEING_DESTROYED, Manifest, Seal
+from wal3_core.format.paths import check_log_name, is_dirty_log
+from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.belongings import WITHOUT_SUCCESSOR, take_cursors, take_manifest, why_no_successor
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
 from wal3_core.log.maintain.copy.target import CopyTarget
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.cursor import Owner
-from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
-from wal3_core.model.paths import check_log_name, is_dirty_log
-from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.document_store import stamp
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore, new_log_id
-from wal3_core.storage.object_store import a_store, log_store
-from wal3_core.storage.retrying import attempts, for_store, with_retries
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.document_store import stamp
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore, new_log_id
+from wal3_core.store.object_store import a_store, log_store
+from wal3_core.store.retrying import attempts, for_store, with_retries
 
 if TYPE_CHECKING:
+    from wal3_core.format.cursor import Cursor
     from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.storage.documents.document_store import LoadedDocument
-    from wal3_core.storage.documents.manifest_store import Entry
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.document_store import LoadedDocument
+    from wal3_core.store.documents.manifest_store import Entry
+    from wal3_core.store.object_store import ObjectStore
 
 
 @checked(log=check_log_name, reason=text, sealed_by=optional(text), successor=optional(check_log_name))

@@ -12,26 +12,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.format.paths import MANIFEST
+from wal3_core.format.strict_json import Shown
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.tree.repack import Repack, Repacker, build_repack
 from wal3_core.log.tree.shape import Shape, measure_shape
-from wal3_core.model.paths import MANIFEST
-from wal3_core.model.strict_json import Shown
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.documents.snapshot_store import SnapshotMissingError
-from wal3_core.storage.object_store import share_of
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.documents.snapshot_store import SnapshotMissingError
+from wal3_core.store.object_store import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.log.tree.rolls import Rewrite
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
     V = TypeVar("V")
     T = TypeVar("T")

@@ -6,28 +6,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError, UnavailableError
+from wal3_core.format.cursor import NO_EXTENSION, Extension, Owner
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.position import AtTime, LogPosition
+from wal3_core.format.record import Record, position_after
 from wal3_core.log.belongings import take_cursor
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing, goes_on_from
-from wal3_core.model.cursor import NO_EXTENSION, Extension, Owner
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.position import AtTime, LogPosition
-from wal3_core.model.record import Record, position_after
 from wal3_core.options import REBASES_MAX, Limits
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import log_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
+    from wal3_core.format.paths import LogId
     from wal3_core.log.read.following import Following, Waiting
-    from wal3_core.model.paths import LogId
     from wal3_core.options import ConsumerOptions, ReaderOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.cursor_store import Witness
+    from wal3_core.store.object_store import ObjectStore
 
 # Where a consumer starts that has no cursor yet.
 ConsumerStart = Literal["beginning", "end"] | int | LogPosition | AtTime

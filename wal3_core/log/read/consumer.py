@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self, cast
 
 from wal3_core.arguments import checked, instance_of, several, wrong
 from wal3_core.errors import CursorConflictError, InvalidRequestError, LogError
+from wal3_core.format.paths import check_cursor_name, check_log_name
+from wal3_core.format.position import LogPosition, read_start
 from wal3_core.log.read.consumed import ConsumedRecord, Opening, Stream
 from wal3_core.log.read.following import Waiting
-from wal3_core.model.paths import check_cursor_name, check_log_name
-from wal3_core.model.position import LogPosition, read_start
 from wal3_core.options import ConsumerOptions
 from wal3_core.runtime import Runtime, shared_runtime
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.log.read.consumed import ConsumerStart, Lag, Place
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Seconds between two looks at the flag that ``stop`` sets, which a signal handler may call.
 _SLICE_S = 0.1

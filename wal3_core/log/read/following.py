@@ -13,22 +13,22 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.format.manifest import BEING_DESTROYED, UNDO
+from wal3_core.format.position import AtTime
 from wal3_core.log.read.history import History
 from wal3_core.log.read.scan import begun, floor_of
-from wal3_core.model.manifest import BEING_DESTROYED, UNDO
-from wal3_core.model.position import AtTime
 from wal3_core.runtime import Closing
-from wal3_core.storage.retrying import longer_s
+from wal3_core.store.retrying import longer_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.record import Record
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
 

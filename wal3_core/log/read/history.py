@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.setsum import EMPTY
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.setsum import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.setsum import Setsum
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.setsum import Setsum
+    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
 
 
 @dataclass(frozen=True, slots=True)

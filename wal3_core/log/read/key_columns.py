@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.runtime import map_ahead
-from wal3_core.storage.object_store import object_url, share_of
-from wal3_core.storage.retrying import reread_if_damaged
+from wal3_core.store.object_store import object_url, share_of
+from wal3_core.store.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
-    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.format.snapshot import Snapshot
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 # Bytes at a file's end that are read first: one request costs less than two, and most footers are no longer.
 _TAIL_BYTES = 2**16

@@ -15,18 +15,18 @@ import pyarrow as pa
 
 from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import InvalidRequestError, MissingError
+from wal3_core.format import parquet
+from wal3_core.format.paths import check_log_name
 from wal3_core.log.read.following import Following, Source, Waiting, in_thread
 from wal3_core.log.read.scan import first_rows, holds, trim, within
 from wal3_core.log.read.walk import Loader, Reloading, Walk, stored_file
-from wal3_core.model import parquet
-from wal3_core.model.paths import check_log_name
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import log_store, object_url, share_of
-from wal3_core.storage.retrying import reread_if_damaged, with_retries
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import log_store, object_url, share_of
+from wal3_core.store.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     import polars as pl  # type: ignore[import-not-found,unused-ignore]  # optional
 
     from wal3_core.errors import CorruptError
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.parquet import Fragment
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.record import Record
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
     from wal3_core.log.read.walk import StoredFile
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.parquet import Fragment
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 
 # The columns of ``batches``. Times are times, so that they can be compared with others and shown; binary columns are

@@ -11,10 +11,10 @@ import numpy as np
 
 from wal3_core.arguments import wrong
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.position import AtTime, LogPosition, ReadStart
-from wal3_core.model.snapshot import count_fragments
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.position import AtTime, LogPosition, ReadStart
+from wal3_core.format.snapshot import count_fragments
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import Limits
 
     Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)

@@ -15,20 +15,16 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
-from wal3_core.log.log_stores import LogStores
-from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
-from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scan import offset_of
-from wal3_core.model.paths import (
+from wal3_core.format.paths import (
     KEY_ROLLUP_FOLDER,
     MANIFEST,
     check_log_id,
     key_rollup_path,
     life_folder,
 )
-from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.model.strict_json import (
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.strict_json import (
     FLAG,
     INTEGER,
     TEXT,
@@ -40,20 +36,24 @@ from wal3_core.model.strict_json import (
     several,
     text_as,
 )
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import offset_of
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.manifest_store import lost_manifest
-from wal3_core.storage.object_store import log_store, object_url, share_of
+from wal3_core.store.documents.manifest_store import lost_manifest
+from wal3_core.store.object_store import log_store, object_url, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.snapshot import Pointer
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.snapshot import Pointer
+    from wal3_core.format.strict_json import JsonObject
+    from wal3_core.store.object_store import ObjectStore
 
 
 FETCHES_AHEAD = 4

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.format import parquet
+from wal3_core.format.position import AtTime, LogPosition
 from wal3_core.log.read.following import Waiting, destroyed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
-from wal3_core.model import parquet
-from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.object_store import log_store
+from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.record import Record
+    from wal3_core.store.object_store import ObjectStore
 
     # A log's name, and its last manifest.
     _Before = tuple[str, Manifest]

@@ -24,8 +24,8 @@ from wal3_core.errors import (
     MissingError,
     UnavailableError,
 )
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.log.read.scan import Counted, begun, check_start, is_empty, lies_before, lies_beyond, within
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.runtime import later
 from wal3_core.runtime.loggers import READER
 from wal3_core.workers import COMMON, Share
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import LogPosition, ReadStart
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import LogPosition, ReadStart
+    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import Limits
     from wal3_core.runtime import Runtime
 

@@ -14,15 +14,15 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from wal3_core.format.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
 from wal3_core.log.tree.rolls import Rewrite, behind, factor, interval_end, waiting
-from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import FragmentSeqNo
     from wal3_core.options import SnapshotOptions
 
 # A writer's own roll may be under way: pointers for up to this many rolls are left to the writer.

@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
-from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
+from wal3_core.format.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.format.manifest import Manifest
     from wal3_core.options import SnapshotOptions
 
 

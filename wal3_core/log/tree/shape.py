@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wal3_core.format.snapshot import DEPTH_MAX, SnapshotPointer, count_fragments
 from wal3_core.log.tree.repack import ROLLS_LEFT, capacity, half
 from wal3_core.log.tree.rolls import factor, waiting
-from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer, count_fragments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Snapshot
-    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Snapshot
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.options import SnapshotOptions
 
 

@@ -13,18 +13,18 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format.paths import MANIFEST
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.log.tree.repack import capacity, pack
-from wal3_core.model.paths import MANIFEST
-from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Compaction, Manifest
-    from wal3_core.model.pass_record import Replacement
-    from wal3_core.model.snapshot import Pointer
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Compaction, Manifest
+    from wal3_core.format.pass_record import Replacement
+    from wal3_core.format.snapshot import Pointer
     from wal3_core.options import SnapshotOptions
 
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, OverloadedError
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.runtime import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
 
+    from wal3_core.format.position import LogPosition
     from wal3_core.log.write.columns import Columns
     from wal3_core.log.write.commit_results import AckQueue
-    from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
 
 

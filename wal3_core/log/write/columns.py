@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from wal3_core.arguments import instance_of, several, wrong
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.parquet import binary_array
-from wal3_core.model.record import Message, check_message, check_sizes
+from wal3_core.format.parquet import binary_array
+from wal3_core.format.record import Message, check_message, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, LogError, StoreDeniedError, UnavailableError
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Durability
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.object_store import REFUSED, Refused, Unknown
-from wal3_core.storage.retrying import attempts, within
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Durability
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.object_store import REFUSED, Refused, Unknown
+from wal3_core.store.retrying import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.format.manifest import Epoch, Manifest
+    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.manifest import Epoch, Manifest
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import View, WriterOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.manifest_store import InstallOutcome, ManifestStore
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.store.documents.manifest_store import InstallOutcome, ManifestStore
+    from wal3_core.store.documents.snapshot_store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)

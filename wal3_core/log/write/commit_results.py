@@ -28,6 +28,8 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     ViewRequiredError,
 )
+from wal3_core.format.manifest import Durability
+from wal3_core.format.position import LogPosition
 from wal3_core.log.write.commit import (
     CommitResult,
     Committed,
@@ -40,10 +42,8 @@ from wal3_core.log.write.commit import (
 )
 from wal3_core.log.write.in_flight import sealed_error, view_required
 from wal3_core.log.write.pacing import WriterFairness
-from wal3_core.model.manifest import Durability
-from wal3_core.model.position import LogPosition
-from wal3_core.storage.documents.manifest_store import Installed
-from wal3_core.storage.retrying import delivery_s_of
+from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.store.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from wal3_core.log.write.stats import Meter, Report
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Outcome, Runtime
-    from wal3_core.storage.documents.manifest_store import ManifestStore
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.store.documents.manifest_store import ManifestStore
+    from wal3_core.store.documents.snapshot_store import SnapshotStore
 
 
 # The age, when an append without a key or of another view was accepted, of a manifest that refuses it: at most this.

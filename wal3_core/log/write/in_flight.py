@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import SealedError, ViewRequiredError
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import TAG_DIGITS, Boundary, Epoch
+from wal3_core.format.parquet import FragmentSource, encode
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.log.write.columns import join
 from wal3_core.log.write.commit import WriterTerm
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import TAG_DIGITS, Boundary, Epoch
-from wal3_core.model.parquet import FragmentSource, encode
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.storage.documents.document_store import write_immutable
+from wal3_core.store.documents.document_store import write_immutable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from wal3_core.format.manifest import Manifest, Seal
+    from wal3_core.format.parquet.encoding import EncodedFragment
     from wal3_core.log.write.batch import Append
     from wal3_core.log.write.log_clock import LogClock
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.manifest import Manifest, Seal
-    from wal3_core.model.parquet.encoding import EncodedFragment
     from wal3_core.options import RetryOptions, View
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.manifest_store import Installed
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.manifest_store import Installed
+    from wal3_core.store.object_store import ObjectStore
 
 
 def pointer_to(

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import UnavailableError
 from wal3_core.log.write.commit import Displaced, Failed
 from wal3_core.runtime import US_PER_S, wall_us
-from wal3_core.storage.retrying import until_answered, within
+from wal3_core.store.retrying import until_answered, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Boundary
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Boundary
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.manifest_store import Installed
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.manifest_store import Installed
+    from wal3_core.store.object_store import ObjectStore
 
 # The age of the store's time at which it is read again: until then, a monotonic clock that is off by 300 parts in a
 # million is off by a second.

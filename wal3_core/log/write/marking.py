@@ -11,18 +11,18 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import UnavailableError, UnmarkedError
-from wal3_core.model.marker import Marker
-from wal3_core.storage.retrying import delivery_s_of
+from wal3_core.format.marker import Marker
+from wal3_core.store.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
+    from wal3_core.format.position import LogPosition
     from wal3_core.log.write.in_flight import InFlightFragment
-    from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
-    from wal3_core.storage.documents.manifest_store import ManifestStore
+    from wal3_core.store.documents.manifest_store import ManifestStore
 
 _MARK_S_LEAST = 0.5
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.format.manifest import Manifest
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.manifest import Manifest
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
 

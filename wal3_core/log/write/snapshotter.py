@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll, roll_all
-from wal3_core.storage.retrying import within
+from wal3_core.store.retrying import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Snapshot
     from wal3_core.log.write.stats import Meter
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Snapshot
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.store.documents.snapshot_store import SnapshotStore
     from wal3_core.workers import Share
 
 # The time for the write of a snapshot with its retries: the next commit or writer tries again.

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 from wal3_core.arguments import checked, flag, integer, optional, seconds, several, with_methods
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, UnknownDurabilityError
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.parquet.writing import import_what_arrow_uses
+from wal3_core.format.paths import check_log_name
 from wal3_core.log.write.batch import Append, check_expected
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.write_loop import WriteLoop
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.parquet.writing import import_what_arrow_uses
-from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import (
     Closing,
@@ -27,24 +27,24 @@ from wal3_core.runtime import (
 )
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.runtime.threads import HUNG_S_MAX, WATCH
-from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
-from wal3_core.storage.object_store import a_store, log_store
-from wal3_core.storage.retrying import delivery_s_of, for_store, until_answered, with_retries, within
+from wal3_core.store.documents.manifest_store import ManifestStore, new_log_id
+from wal3_core.store.object_store import a_store, log_store
+from wal3_core.store.retrying import delivery_s_of, for_store, until_answered, with_retries, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
 
     from wal3_core.arguments import Check
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.position import LogPosition
+    from wal3_core.format.record import Message
     from wal3_core.log.write.columns import Columns, Rows
     from wal3_core.log.write.commit_results import ResumeReport
     from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.record import Message
-    from wal3_core.storage.documents.manifest_store import Installed
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.manifest_store import Installed
+    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 

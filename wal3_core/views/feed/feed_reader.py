@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, integer, optional, seconds, text, wrong
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format.offset_ranges import OffsetRanges
+from wal3_core.format.paths import check_log_name
+from wal3_core.format.position import AtTime
 from wal3_core.log.read.scan import BegunAtTime, begun, check_start
 from wal3_core.log.read.walk import newest_first
-from wal3_core.model.offset_ranges import OffsetRanges
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import AtTime
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.object_store import a_store
 from wal3_core.views.feed.messages import WHERE, FeedMessage, Stray, message_of, start_of, token_of
 from wal3_core.views.feed.tail import Follower, SharedTailReader, tail_of
 from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
@@ -24,9 +24,9 @@ from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.record import Record
+    from wal3_core.store.object_store import ObjectStore
 
 # "beginning", "end", "last", "last_per_topic", an offset, the position of a feed reader or of a message, or a time.
 FeedStart = str | int | AtTime | datetime

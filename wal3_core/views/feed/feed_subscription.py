@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import check_cursor_name, check_log_name
 from wal3_core.log.read.consumed import keep_successors
 from wal3_core.log.read.following import AsyncClosing, Calls, awaited
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import Limits
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.object_store import a_store
 from wal3_core.views.feed.feed_reader import BYTES_TAKEN_MAX, RECORDS_TAKEN_MAX, FeedStart, feed_start, num_behind
 from wal3_core.views.feed.messages import Delivery, Gap, Stray, message_of
 from wal3_core.views.feed.outstanding import Item, UncountedError, start_of_item
@@ -27,9 +27,9 @@ from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.record import Record
+    from wal3_core.store.object_store import ObjectStore
 
 # Calls of one subscription in asyncio that wait at a time, and those that save or look.
 _RECEIVING_MAX = 256

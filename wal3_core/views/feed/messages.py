@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wal3_core.arguments import wrong
 from wal3_core.errors import InvalidRequestError, LogReplacedError
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.log.read.scan import BegunAtTime
-from wal3_core.model.strict_json import U64_MAX
 from wal3_core.runtime import US_PER_S
 from wal3_core.runtime.extras import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.record import Record
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.record import Record
 
 try:
     import msgpack

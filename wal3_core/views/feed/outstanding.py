@@ -11,15 +11,15 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.views.feed.messages import Delivery, Gap, Stray
 from wal3_core.views.feed.subscribed import ATTEMPTS_MAX, DEAD_MAX, DEAD_SAVED_MAX, DELIVERIES_MAX, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from wal3_core.model.position import LogPosition
+    from wal3_core.format.position import LogPosition
 
 Item = Delivery | Gap | Stray
 # Entries that have changed since, and are left in the order of what is due.

@@ -17,10 +17,10 @@ from wal3_core.errors import (
     LogError,
     UnavailableError,
 )
-from wal3_core.model import strict_json
-from wal3_core.model.cursor import Owner
-from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.position import AtTime, LogPosition
+from wal3_core.format import strict_json
+from wal3_core.format.cursor import Owner
+from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.format.position import AtTime, LogPosition
 from wal3_core.options import Limits
 from wal3_core.views.feed.feed_reader import begun_at
 from wal3_core.views.feed.messages import FeedMessage, message_of
@@ -29,9 +29,9 @@ from wal3_core.views.feed.subscribed import Progress, Subscribed
 from wal3_core.views.feed.topics import topic_filter
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.format.manifest import Manifest
     from wal3_core.runtime import Runtime, Timer
-    from wal3_core.storage.documents.cursor_store import CursorStore, Witness
+    from wal3_core.store.documents.cursor_store import CursorStore, Witness
     from wal3_core.views.feed.subscribed import SubscriptionOptions
     from wal3_core.views.feed.tail import SharedTailReader
     from wal3_core.views.feed.topics import Pattern

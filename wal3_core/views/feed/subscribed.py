@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import SECONDS_MAX
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model.cursor import Extension
-from wal3_core.model.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.model.paths import check_token
-from wal3_core.model.strict_json import U64_MAX, Fields
+from wal3_core.format.cursor import Extension
+from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.format.paths import check_token
+from wal3_core.format.strict_json import U64_MAX, Fields
 from wal3_core.options import Options, ReaderOptions, within
 from wal3_core.views.feed.topics import PATTERNS_MAX, Levels, Pattern
 
 if TYPE_CHECKING:
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.strict_json import JsonObject, JsonValue
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.strict_json import JsonObject, JsonValue
 
 # Dead letters that a cursor's document has room for, and for the counts of them and of all that is outstanding.
 DEAD_MAX = 500

@@ -17,16 +17,16 @@ from weakref import WeakValueDictionary
 
 from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import ClosedError, FeedMovedError, LogError, LogReplacedError, UnavailableError
+from wal3_core.format import parquet
 from wal3_core.log.read.following import Calls, Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime
 from wal3_core.log.read.walk import with_reloads
-from wal3_core.model import parquet
 from wal3_core.options import MIB
 from wal3_core.runtime import Cache, Outcome, later, map_ahead
-from wal3_core.storage.object_store import share_of
-from wal3_core.storage.retrying import longer_s
+from wal3_core.store.object_store import share_of
+from wal3_core.store.retrying import longer_s
 from wal3_core.views.feed.messages import token_of, topic_of
 from wal3_core.views.feed.topics import topic_filter
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.parquet import Fragment
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.record import Record
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.parquet import Fragment
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.record import Record
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.feed.topics import Pattern
 
 T = TypeVar("T")

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wal3_core.errors import MissingError
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.key_hashes import hash_keys
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.key_hashes import hash_keys
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from wal3_core.model.key_hashes import Hashes
-    from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer
+    from wal3_core.format.key_hashes import Hashes
+    from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.snapshot import Pointer
     from wal3_core.views.keyed.key_reader import Hit, KeyReader
     from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 

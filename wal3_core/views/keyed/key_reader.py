@@ -15,33 +15,33 @@ import numpy as np
 import pyarrow as pa
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, MissingError
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.key_hashes import hash_keys
+from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
+from wal3_core.format.parquet import Arrangement, unreadable
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
 from wal3_core.log.read.walk import Loader, Reloading, Walk, check_whole, may_lack
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.key_hashes import hash_keys
-from wal3_core.model.key_rollup import FragmentKeys, KeyRollup
-from wal3_core.model.parquet import Arrangement, unreadable
 from wal3_core.options import Limits
 from wal3_core.runtime import each_ahead
-from wal3_core.storage.object_store import canonical_url, log_store, object_url, share_of
+from wal3_core.store.object_store import canonical_url, log_store, object_url, share_of
 from wal3_core.views.keyed.key_index import KeyIndex
 from wal3_core.views.keyed.shared_reads import shared_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.key_hashes import Hashes
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import ReadStart
-    from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.format.key_hashes import Hashes
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import ReadStart
+    from wal3_core.format.record import Record
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
     from wal3_core.views.keyed.shared_reads import KeyedOptions
 

@@ -19,13 +19,13 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
+from wal3_core.format.record import Message
 from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.log.read.history import History
 from wal3_core.log.read.walk import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_columns
-from wal3_core.model.record import Message
 from wal3_core.options import View, of_view
 from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wal3_core.arguments import Check
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import LogPosition
-    from wal3_core.model.snapshot import Pointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import LogPosition
+    from wal3_core.format.snapshot import Pointer
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.keyed.shared_reads import KeyedOptions
 
 # Keys whose last records are remembered.

@@ -15,11 +15,11 @@ import numpy as np
 
 from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, InvalidRequestError
+from wal3_core.format.cursor import Extension, Owner
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Record
+from wal3_core.format.strict_json import Fields
 from wal3_core.log.read.following import Calls, awaited, in_thread
-from wal3_core.model.cursor import Extension, Owner
-from wal3_core.model.position import LogPosition
-from wal3_core.model.record import Record
-from wal3_core.model.strict_json import Fields
 from wal3_core.views.keyed.key_count import count_exactly
 from wal3_core.views.keyed.key_reader import follow_keys
 from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
@@ -27,11 +27,11 @@ from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.log.read.consumed import Opening
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.store.documents.cursor_store import Witness
     from wal3_core.views.keyed.key_reader import Hit, KeyReader
 
 # Keys that a cursor has: collections read every cursor, so that it stays small.

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, wrong
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format import parquet
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import check_cursor_name, check_log_name
 from wal3_core.log.read.consumed import Opening
 from wal3_core.log.read.consumer import consumer_start
 from wal3_core.log.read.following import Calls, awaited, in_thread
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model import parquet
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import check_cursor_name, check_log_name
 from wal3_core.options import ConsumerOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.object_store import a_store
 from wal3_core.views.keyed.key_count import Bounding, KeyCount, count_exactly
 from wal3_core.views.keyed.key_reader import follow_keys
 from wal3_core.views.keyed.keyed_appends import KeyedAppends
@@ -32,11 +32,11 @@ from wal3_core.views.keyed.shared_reads import KeyedOptions
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.record import Record
     from wal3_core.log.read.consumed import ConsumerStart
     from wal3_core.log.read.following import Following
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.record import Record
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.keyed.key_reader import Hit, KeyReader
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer
     from wal3_core.views.keyed.ranges import KeyBound, OffsetBound

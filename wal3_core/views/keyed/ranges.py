@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from wal3_core.arguments import integer, make_plain, record_bytes, wrong
+from wal3_core.format.strict_json import U64_MAX
 from wal3_core.log.read.scan import check_start
-from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
+    from wal3_core.format.manifest import Manifest
 
 B = TypeVar("B", int, bytes)
 

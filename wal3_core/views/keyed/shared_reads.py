@@ -19,10 +19,10 @@ from wal3_core.runtime.loggers import READER
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from wal3_core.model.key_rollup import KeyRollup
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.parquet import Arrangement
-    from wal3_core.model.paths import LogId
+    from wal3_core.format.key_rollup import KeyRollup
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.parquet import Arrangement
+    from wal3_core.format.paths import LogId
     from wal3_core.runtime import Runtime
     from wal3_core.views.keyed.key_index import KeyIndex, Offsets
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
+    from wal3_core.format.manifest import Manifest
     from wal3_core.log.read.reader import LogReader
-    from wal3_core.model.manifest import Manifest
     from wal3_core.runtime import Runtime
     from wal3_core.views.queue.queue_state import Lease, QueueState
     from wal3_core.views.queue.runs import Row

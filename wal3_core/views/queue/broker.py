@@ -25,14 +25,14 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import QUEUE_CURSOR
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Message
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import QUEUE_CURSOR
-from wal3_core.model.position import LogPosition
-from wal3_core.model.record import Message
 from wal3_core.runtime import Outcome, wall_us
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.views.queue.answering import Answers, ValueCache, complete, fitting
 from wal3_core.views.queue.checkpoint import Checkpointer
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, VALUE, id_of
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.read.reader import LogReader
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.loading import LoadedQueue
     from wal3_core.views.queue.operations import QueueOptions
     from wal3_core.views.queue.queue_state import QueueState

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError, LogError
-from wal3_core.model.cursor import Owner
-from wal3_core.model.parquet import unreadable
-from wal3_core.model.parquet.pages import BYTE_STREAM_SPLIT, PLAIN_OR_DICTIONARY, RECORD_BYTES, measure, read_footer
-from wal3_core.model.parquet.reading import open_file
-from wal3_core.model.paths import QUEUE_CURSOR
-from wal3_core.model.position import LogPosition
+from wal3_core.format.cursor import Owner
+from wal3_core.format.parquet import unreadable
+from wal3_core.format.parquet.pages import BYTE_STREAM_SPLIT, PLAIN_OR_DICTIONARY, RECORD_BYTES, measure, read_footer
+from wal3_core.format.parquet.reading import open_file
+from wal3_core.format.paths import QUEUE_CURSOR
+from wal3_core.format.position import LogPosition
 from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue.answering import complete
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.cursor_store import CursorStore
+    from wal3_core.store.documents.cursor_store import CursorStore
     from wal3_core.views.queue.loading import LoadedQueue
     from wal3_core.views.queue.operations import QueueOptions
     from wal3_core.views.queue.queue_state import QueueState, Turn

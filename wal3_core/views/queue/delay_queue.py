@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from concurrent.futures import Future
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.operations import Enqueued, ItemStats, Leased, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
 

@@ -25,19 +25,19 @@ from wal3_core.errors import (
     LogExistsError,
     LogNotFoundError,
 )
+from wal3_core.format.cursor import Owner
+from wal3_core.format.paths import QUEUE_CURSOR, check_log_name
+from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.format.record import Message
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.cursor import Owner
-from wal3_core.model.paths import QUEUE_CURSOR, check_log_name
-from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.model.record import Message
 from wal3_core.options import MIB, Limits, ReaderOptions, View, WriterOptions
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.object_store import a_store
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import a_store
 from wal3_core.views.queue import encoding
 from wal3_core.views.queue.answering import ValueCache, fitting, peeked
 from wal3_core.views.queue.checkpoint import RecordTotals, StoredItem, decode, restore
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wal3_core.arguments import Check
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
-    from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.paths import LogId
+    from wal3_core.store.documents.cursor_store import Witness
+    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.queue.operations import ItemStats, Peeked, QueueStats
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from wal3_core.arguments import (
     wrong,
 )
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.model.strict_json import (
+from wal3_core.format.strict_json import (
     INTEGER,
     Kind,
     Member,

@@ -39,10 +39,10 @@ from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import FinishedRollUp, RollUp
 from wal3_core.fleet.dirty.rollup_plan import Decision, MarkerRange, RollUpOptions, RollUpPlan
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.model.policy import UNPROCESSED_MIN
+from wal3_core.format.policy import UNPROCESSED_MIN
 from wal3_core.runtime import US_PER_S
 from wal3_core.spark.rollup import plan_rollups
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs.checks import DIRTY_LOG, ROLLUP, DirtyLogProbe, consumers_keep_up
 from wal3_orchestration.defs.maintenance import request_maintenance
 from wal3_orchestration.framework.assets import StoreJob

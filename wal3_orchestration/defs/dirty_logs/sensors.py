@@ -31,7 +31,7 @@ from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs.assets import (
     JOB,
     Round,

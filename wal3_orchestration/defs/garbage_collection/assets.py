@@ -20,12 +20,12 @@ from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError, UnavailableError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.format import strict_json
+from wal3_core.format.paths import DATA_FOLDERS
+from wal3_core.format.setsum import EMPTY
 from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.log.collect.planner import Plan
-from wal3_core.model import strict_json
-from wal3_core.model.paths import DATA_FOLDERS
-from wal3_core.model.setsum import EMPTY
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_orchestration.defs.garbage_collection.checks import ORPHANS, PLAN, PlannedLog, few_orphans, safe_to_collect
@@ -40,9 +40,9 @@ from wal3_orchestration.framework.triggers import LogSchedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from wal3_core.model.garbage import Garbage
+    from wal3_core.format.garbage import Garbage
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.log_records import LogRecord
     from wal3_orchestration.framework.step import Step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.format.paths import DIRTY, QUEUE_CURSOR
 from wal3_core.log.collect.planner import ONLY_COMPACTED
-from wal3_core.model.paths import DIRTY, QUEUE_CURSOR
 from wal3_orchestration.framework.checks import log_check
 from wal3_orchestration.framework.runbook import Section
 

@@ -13,7 +13,7 @@ from wal3_core.fleet.outcomes import try_log
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
 from wal3_orchestration.defs.garbage_collection.checks import PLAN
 from wal3_orchestration.framework.assets import request_runs

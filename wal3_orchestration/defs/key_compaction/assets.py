@@ -19,7 +19,7 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import KeyCompactorOptions, choose
 from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
 from wal3_core.fleet.outcomes import Refusal, try_log
-from wal3_core.model.paths import pass_path
+from wal3_core.format.paths import pass_path
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.defs.key_compaction.checks import (
     FRAGMENTS,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.retried import Retried
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.checks import Value
     from wal3_orchestration.framework.log_records import KnownProblem
     from wal3_orchestration.framework.step import Step

@@ -18,7 +18,7 @@ from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
 if TYPE_CHECKING:
     from dagster import SensorEvaluationContext, SensorResult
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework.scope import StoreScope
 
 # Merging one log is work enough for a run.

@@ -22,6 +22,10 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.paths import check_log_name
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.strict_json import Shown
 from wal3_core.log.belongings import take_cursors, take_manifest
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import load_cursors
@@ -30,28 +34,24 @@ from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.setsum import EMPTY, Setsum
-from wal3_core.model.strict_json import Shown
 from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.storage.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.pin import Pin
+    from wal3_core.format.policy import Policy
+    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.pin import Pin
-    from wal3_core.model.policy import Policy
-    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
-    from wal3_core.storage.documents.document_store import LoadedDocument
-    from wal3_core.storage.documents.manifest_store import Entry
+    from wal3_core.store.documents.document_store import LoadedDocument
+    from wal3_core.store.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
 

@@ -10,22 +10,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.format.cursor import is_writers
+from wal3_core.format.named_append import NAMED_APPENDS_MAX, placed
 from wal3_core.log.belongings import take_cursors
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.staged.once import fenced
-from wal3_core.model.cursor import is_writers
-from wal3_core.model.named_append import NAMED_APPENDS_MAX, placed
 from wal3_core.options import UNLIMITED
-from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
+    from wal3_core.format.cursor import Cursor
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import LogPosition
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.cursor import Cursor
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import LogPosition
-    from wal3_core.storage.documents.cursor_store import Witness
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.cursor_store import Witness
+    from wal3_core.store.object_store import ObjectStore
 
 
 def delete_cursor(store: ObjectStore, log: str, name: str) -> list[str]:

@@ -15,25 +15,25 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.garbage import cut_below
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.named_append import NAMING_DIGITS
+from wal3_core.format.paths import check_fragment_path, fragment_path
+from wal3_core.format.position import LogPosition
+from wal3_core.format.snapshot import Snapshot, sum_setsums
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.log.read.scan import check_start, select, trim
-from wal3_core.model import parquet
-from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.garbage import cut_below
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.named_append import NAMING_DIGITS
-from wal3_core.model.paths import check_fragment_path, fragment_path
-from wal3_core.model.position import LogPosition
-from wal3_core.model.snapshot import Snapshot, sum_setsums
 from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import Places
-    from wal3_core.model.snapshot import Pointer, SnapshotPointer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.named_append import Places
+    from wal3_core.format.snapshot import Pointer, SnapshotPointer
+    from wal3_core.store.object_store import ObjectStore
 
 
 class CopiedPart:

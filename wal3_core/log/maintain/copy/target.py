@@ -21,35 +21,35 @@ from wal3_core.errors import (
     LogReplacedError,
     UnavailableError,
 )
+from wal3_core.format.cursor import BYTES_MAX as CURSOR_BYTES_MAX
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import POLICY, cursor_path
+from wal3_core.format.policy import BYTES_MAX as POLICY_BYTES_MAX
+from wal3_core.format.policy import Policy
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
+from wal3_core.format.tombstone import or_tombstone
+from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.contents import delete_remains
-from wal3_core.model.cursor import BYTES_MAX as CURSOR_BYTES_MAX
-from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import POLICY, cursor_path
-from wal3_core.model.policy import BYTES_MAX as POLICY_BYTES_MAX
-from wal3_core.model.policy import Policy
-from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-from wal3_core.model.tombstone import or_tombstone
-from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.storage.documents.document_store import D, DocumentStore, write_immutable
-from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import object_url
-from wal3_core.storage.retrying import for_store, until_answered
+from wal3_core.store.documents.document_store import D, DocumentStore, write_immutable
+from wal3_core.store.documents.manifest_store import ManifestStore, describe, new_log_id
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import object_url
+from wal3_core.store.retrying import for_store, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.pin import Pin
+    from wal3_core.format.snapshot import Pointer
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.pin import Pin
-    from wal3_core.model.snapshot import Pointer
     from wal3_core.options import RetryOptions
-    from wal3_core.storage.documents.document_store import LoadedDocument
-    from wal3_core.storage.documents.manifest_store import Entry
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.document_store import LoadedDocument
+    from wal3_core.store.documents.manifest_store import Entry
+    from wal3_core.store.object_store import ObjectStore
 
 
 _SNAPSHOTS_AHEAD = 8

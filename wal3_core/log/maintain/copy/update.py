@@ -18,6 +18,14 @@ from wal3_core.errors import (
     MissingError,
     UnavailableError,
 )
+from wal3_core.format import parquet
+from wal3_core.format.garbage import cut_below
+from wal3_core.format.manifest import Epoch
+from wal3_core.format.named_append import Places
+from wal3_core.format.paths import fragment_path
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.snapshot import sum_setsums
+from wal3_core.format.strict_json import Shown
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.maintain.copy.cursors import CopiedCursors
 from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
@@ -26,28 +34,20 @@ from wal3_core.log.read.scan import select, trim
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
-from wal3_core.model import parquet
-from wal3_core.model.garbage import cut_below
-from wal3_core.model.manifest import Epoch
-from wal3_core.model.named_append import Places
-from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.snapshot import sum_setsums
-from wal3_core.model.strict_json import Shown
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.object_store import canonical_url, share_of
-from wal3_core.storage.retrying import timeout_s_of
+from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.object_store import canonical_url, share_of
+from wal3_core.store.retrying import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.setsum import Setsum
     from wal3_core.log.maintain.copy.copier import LogAt
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.setsum import Setsum
-    from wal3_core.storage.documents.manifest_store import Installed
+    from wal3_core.store.documents.manifest_store import Installed
 
 _FRAGMENTS_AHEAD = 4
 

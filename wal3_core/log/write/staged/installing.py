@@ -31,6 +31,12 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
+from wal3_core.format import parquet
+from wal3_core.format.manifest import Epoch
+from wal3_core.format.parquet import table_setsum
+from wal3_core.format.paths import check_log_name
+from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.setsum import EMPTY
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
@@ -46,33 +52,27 @@ from wal3_core.log.write.staged.staging import (
     write_fragment,
 )
 from wal3_core.log.write.stats import Meter
-from wal3_core.model import parquet
-from wal3_core.model.manifest import Epoch
-from wal3_core.model.parquet import table_setsum
-from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store, object_url
-from wal3_core.storage.retrying import delivery_s_of, reread_if_damaged, with_retries
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.object_store import a_store, log_store, object_url
+from wal3_core.store.retrying import delivery_s_of, reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.named_append import NamedAppend
+    from wal3_core.format.paths import LogId
+    from wal3_core.format.setsum import Setsum
+    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
     from wal3_core.log.write.staged.once import Kept
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import NamedAppend
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.setsum import Setsum
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.storage.documents.manifest_store import Installed
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.documents.manifest_store import Installed
+    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,8 @@ from wal3_core.errors import (
     NotDurableError,
     UnknownDurabilityError,
 )
-from wal3_core.log.read.scan import select
-from wal3_core.model.cursor import Owner
-from wal3_core.model.named_append import (
+from wal3_core.format.cursor import Owner
+from wal3_core.format.named_append import (
     NAMED_APPENDS_MAX,
     NAMING_DIGITS,
     SERIES_LENGTH_MAX,
@@ -31,19 +30,20 @@ from wal3_core.model.named_append import (
     forgotten,
     placed,
 )
-from wal3_core.model.paths import check_writer_cursor_name
-from wal3_core.model.strict_json import U64_MAX
+from wal3_core.format.paths import check_writer_cursor_name
+from wal3_core.format.strict_json import U64_MAX
+from wal3_core.log.read.scan import select
 from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.model.position import LogPosition
-    from wal3_core.storage.documents.cursor_store import CursorStore, Witness
-    from wal3_core.storage.documents.manifest_store import ManifestStore
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.manifest import Manifest
+    from wal3_core.format.position import LogPosition
+    from wal3_core.store.documents.cursor_store import CursorStore, Witness
+    from wal3_core.store.documents.manifest_store import ManifestStore
+    from wal3_core.store.documents.snapshot_store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,26 @@ import pyarrow as pa
 
 from wal3_core.arguments import checked, instance_of
 from wal3_core.errors import InvalidRequestError, KeyRequiredError
+from wal3_core.format.manifest import Boundary
+from wal3_core.format.parquet.encoding import encode_table
+from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.log.write.columns import check_each, lengths_of
 from wal3_core.log.write.in_flight import pointer_to, view_required
-from wal3_core.model.manifest import Boundary
-from wal3_core.model.parquet.encoding import encode_table
-from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import shared_runtime, wall_us
-from wal3_core.storage.documents.document_store import write_immutable
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import OPENING, log_store
-from wal3_core.storage.retrying import with_retries
+from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import OPENING, log_store
+from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.format.fragment import FragmentPointer
+    from wal3_core.format.paths import LogId
     from wal3_core.log.write.columns import Lengths
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.paths import LogId
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.store.object_store import ObjectStore
 
 MESSAGE_SCHEMA = pa.schema([("key", pa.large_binary()), ("body", pa.large_binary())])
 
