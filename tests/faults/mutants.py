@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutation(
         "memory of finished appends is not released",
-        "AckQueue._release",
+        "OutcomeQueue._release",
         "self.bytes_released += _",
         "self.bytes_released += 0 * sum(append.columns.bytes_held for append in appends)",
     ),

@@ -349,7 +349,7 @@ class Manifest:
 
     @property
     def first_kept(self) -> Boundary:
-        """Where the records that stay begin: a cursor or pin below it comes too late."""
+        """Where the records that stay begin: a cursor below it comes too late."""
         return self.first if self.announced is None else self.announced.first
 
     @property

@@ -127,11 +127,11 @@ class Collector(Planner):
 
     @checked(path=given_garbage_path)
     def prune(self, path: str) -> MarkedGarbage | NotPruned:
-        """Advance ``first`` to the announced cutoff unless a cursor is below it now, then mark the document.
+        """Advance ``first`` to the announced cutoff unless a cursor or the policy keeps records below it, then mark the document.
 
         A document of orphans is marked once the fence has moved.
         """
-        checked: Announcement | None = None
+        checked_for: Announcement | None = None
         seen: LoadedDocument[Garbage] | None = None
         uploaded: set[str] = set()
         for _ in range(self._options.rebases_max):
@@ -144,14 +144,14 @@ class Collector(Planner):
             announcement = base.manifest.announced
             assert seen is not None
             assert announcement is not None
-            if announcement != checked:
+            if announcement != checked_for:
                 # After the announcement: a cursor created since has seen it. Once per announcement: with active
                 # writers the manifest changes each time that cursors are read.
                 kept = self._kept_below(base.manifest, announcement.first)
                 if kept is not None:
                     self._withdraw(base, announcement)
                     return NotPruned(kept)
-                checked = announcement
+                checked_for = announcement
                 continue
             try:
                 self._prune_onto(base, announcement, seen, uploaded)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wal3_core.format.position import LogPosition
     from wal3_core.log.write.columns import Columns
-    from wal3_core.log.write.commit_results import AckQueue
+    from wal3_core.log.write.commit_results import OutcomeQueue
     from wal3_core.options import WriterOptions
 
 
@@ -148,7 +148,7 @@ class BatchQueue:
 class Admission:
     """The inbox, and the bytes held from an append's acceptance to its outcome."""
 
-    def __init__(self, url: str, bytes_held_max: int, outcomes: AckQueue) -> None:
+    def __init__(self, url: str, bytes_held_max: int, outcomes: OutcomeQueue) -> None:
         self._url = url
         self._bytes_held_max = bytes_held_max
         self._outcomes = outcomes

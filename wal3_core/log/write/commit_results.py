@@ -1,6 +1,6 @@
 """What a commit, an upload or a manifest means for each append: acknowledged, failed, or given another place.
 
-``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``AckQueue`` keeps
+``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``OutcomeQueue`` keeps
 what was decided until the writer's lock is released: then it is reported, and delivered to the callers.
 Source: docs/protocol.md, "Append".
 """
@@ -90,7 +90,7 @@ class CommitResultHandler:
         self._queue, self._in_flight, self._position = state.queue, state.in_flight, state.position
         self._meter, self._halt = state.meter, state.halt
         self._delivery_timeout_s = delivery_s_of(options, url)
-        self.acks = AckQueue(state.report, state.marking)
+        self.acks = OutcomeQueue(state.report, state.marking)
         self.fairness = WriterFairness(state.position.tag, options, state.meter, runtime)
 
     def until_s(self, appends: Iterable[Append]) -> float:
@@ -167,7 +167,7 @@ class CommitResultHandler:
                 for flight in ready:
                     self._in_flight.popleft()
                     self.acks.acknowledge(flight)
-                    self._halt.acknowledged(flight)
+                    self._halt.durable(flight)
                 if not self._in_flight:
                     # Another writer may have appended behind them before this outcome was known.
                     self._position.confirm(base, began_s)
@@ -343,7 +343,7 @@ class HaltState:
         self._records = 0
         self._next_offset: int | None = None
 
-    def acknowledged(self, flight: InFlightFragment) -> None:
+    def durable(self, flight: InFlightFragment) -> None:
         """Count a fragment that is durable."""
         self._appends += len(flight.appends)
         self._records += flight.num_records
@@ -370,7 +370,7 @@ class HaltState:
         """Continue, with the verdict on the undetermined fragments, and restart the counts."""
         if verdict is Durability.DURABLE and self.undetermined:
             for flight in self.undetermined:
-                self.acknowledged(flight)
+                self.durable(flight)
         report = ResumeReport(
             appends=self._appends,
             records=self._records,
@@ -410,7 +410,7 @@ def determined(
     return verdict
 
 
-class AckQueue:
+class OutcomeQueue:
     """Outcomes that are known and not delivered yet, and counts of them.
 
     Guarded by the write loop's lock; outcomes that were taken are delivered without it.
