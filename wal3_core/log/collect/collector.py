@@ -127,7 +127,7 @@ class Collector(Planner):
 
     @checked(path=given_garbage_path)
     def prune(self, path: str) -> MarkedGarbage | NotPruned:
-        """Advance ``first`` to the announced cutoff unless a cursor or the policy keeps records below it, then mark the document.
+        """Advance ``first`` to the announced cutoff, unless records below it are kept now; then mark the document.
 
         A document of orphans is marked once the fence has moved.
         """
