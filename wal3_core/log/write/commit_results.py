@@ -1,7 +1,7 @@
 """What a commit, an upload or a manifest means for each append: acknowledged, failed, or given another place.
 
-``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``OutcomeQueue`` keeps
-what was decided until the writer's lock is released: then it is reported, and delivered to the callers.
+``CommitResultHandler`` decides it, ``HaltState`` stops an ordered writer at its first failure, and ``OutcomeQueue``
+keeps what was decided until the writer's lock is released: then it is reported, and delivered to the callers.
 Source: docs/protocol.md, "Append".
 """
 
