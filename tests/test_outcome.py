@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import sys
 import threading
+import weakref
 from concurrent.futures import (
     FIRST_COMPLETED,
     FIRST_EXCEPTION,
@@ -14,10 +18,16 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
+from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core.runtime import CancellableOutcome, Outcome
+from wal3_core.runtime import Cache, CancellableOutcome, Outcome, map_ahead, shared_runtime
+from wal3_core.workers import COMMON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 DONE_S_MAX = 60
 
@@ -187,3 +197,64 @@ def test_those_whom_an_interrupted_thread_has_left_asleep_are_woken() -> None:
     outcome.set_or_rouse()
 
     assert awake.wait(DONE_S_MAX)
+
+
+def test_wait_that_is_interrupted_leaves_a_finished_future_that_says_so() -> None:
+    """Regression: the standard library's functions over several futures never returned it again."""
+    source = vars(sys.modules[Outcome.__module__])["__file__"]
+    for stop in range(1, 1000):
+        outcome, lines = Outcome[int](), [0]
+        outcome.set_result(1)
+
+        def interrupt(frame: FrameType, event: str, _: object, lines: list[int] = lines, stop: int = stop) -> object:
+            if frame.f_code.co_filename != source:
+                return None
+            lines[0] += event == "line"
+            if lines[0] == stop:
+                raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)  # type: ignore[arg-type]
+        with contextlib.suppress(KeyboardInterrupt):
+            wait([outcome], DONE_S_MAX)
+        sys.settrace(before)
+        assert wait([outcome], 0).done == {outcome}, f"interrupted at line {stop}"
+        if lines[0] < stop:
+            return
+
+
+def test_results_are_let_go_as_they_are_taken() -> None:
+    """Regression: the last ones were held until all were taken."""
+
+    class Result:
+        pass
+
+    refs: list[weakref.ref[Result]] = []
+    alive: list[int] = []
+    for result in map_ahead(shared_runtime(), lambda _: Result(), range(4), count=4):
+        refs.append(weakref.ref(result))
+        del result
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in refs))
+    assert max(alive) <= 1
+
+
+def test_reader_that_joins_an_interrupted_load_loads_for_itself() -> None:
+    """Regression: it waited for ever."""
+    cache = Cache[int](shared_runtime(), 1000, lambda _: 1)
+    joined: list[Callable[[], int]] = []
+
+    class Interrupting:
+        def spawn(self, _: object, **_share: object) -> None:
+            joined.append(cache.begin("key", lambda: 2, None))
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(shared_runtime(), name)
+
+    cache._runtime = Interrupting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        cache.begin("key", lambda: 1, COMMON)
+
+    assert joined[0]() == 2

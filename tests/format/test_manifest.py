@@ -260,12 +260,9 @@ def test_path_in_place_of_a_pointer_is_refused_unless_it_is_known(held: Manifest
 
 
 @pytest.mark.parametrize("field", ["first_seq_no", "seq_no", "num_bytes", "num_records"])
-def test_flag_for_a_number_in_a_pointer_is_not_read_back_so_it_is_not_written(held: Manifest, field: str) -> None:
-    wrong = replace(held.fragments[-1], **{field: True})
-    written = replace(held, fragments=(*held.fragments[:-1], wrong)).to_bytes()
-
-    with pytest.raises(CorruptError, match="expected an integer within u64, found True"):
-        Manifest.from_bytes(written)
+def test_flag_for_a_number_in_a_pointer_is_refused(held: Manifest, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{field}: expected an integer, found bool"):
+        replace(held.fragments[0], **{field: True})
 
 
 def test_every_truncation_of_manifest_snapshot_and_cursor_is_an_error(held: Manifest) -> None:

@@ -23,7 +23,7 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.dropped import LOSSES
 from wal3_core.compaction.dropped import find_losses as find_losses_here
 from wal3_core.compaction.engine import LocalEngine
-from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
 from wal3_core.format import parquet
 from wal3_core.format.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER
 from wal3_core.runtime import ThreadRuntime
@@ -242,6 +242,21 @@ def test_damaged_fragment_is_named_as_in_one_process_and_the_log_stays_as_it_was
 
     assert world.manifest() == before
     assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+@pytest.mark.parametrize("on_spark", [False, True])
+def test_fragment_that_is_gone_is_named_by_its_path(spark: SparkSession, local_url: str, *, on_spark: bool) -> None:
+    """By the path it is known whether the log still leads to it, or another pass has replaced it meanwhile."""
+    store = open_store(local_url)
+    keyed_log(store)
+    append(store, *([(b"a", b"%d" % number)] for number in range(4)))
+    path = LogReader.open(store, LOG).scan()[1].path
+    life_store(store, LOG).delete(path)
+
+    with pytest.raises(MissingError, match=path) as caught:
+        compact(store, SparkEngine(spark) if on_spark else LocalEngine())
+
+    assert caught.value.path == path
 
 
 def test_limit_on_bytes_a_second_holds_for_all_tasks_together(spark: SparkSession, local_url: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, integer, optional, seconds, several, text
+from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError, UnmarkedError
 from wal3_core.fleet.dirty.back_pressure import BackPressure
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
@@ -91,7 +91,7 @@ class Fleet(Closing):
         self._under_way: set[Outcome[LogPosition]] = set()
 
     @classmethod
-    @checked(store=a_store, server=optional(text))
+    @checked(store=a_store, server=optional(text), options=optional(instance_of(FleetOptions)))
     def open(
         cls,
         store: ObjectStore,

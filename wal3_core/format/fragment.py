@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.format.paths import check_fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
@@ -47,6 +48,11 @@ class FragmentPointer(Stored):
         Member("num_records", INTEGER),
         Member("continues", SET, default=False),
     )
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not integers: true would be taken for 1, and written as true."""
+        if not type(self.seq_no) is type(self.first_seq_no) is type(self.num_bytes) is type(self.num_records) is int:
+            make_plain(self, first_seq_no=integer, seq_no=integer, num_bytes=integer, num_records=integer)
 
     @property
     def compacted(self) -> bool:

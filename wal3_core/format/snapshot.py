@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
 from wal3_core.format.fragment import FragmentPointer
@@ -61,6 +62,13 @@ class SnapshotPointer(Stored):
         Member("num_bytes", INTEGER),
         Member("num_records", INTEGER),
     )
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not integers: true would be taken for 1, and written as true."""
+        plain = type(self.depth) is type(self.num_pointers) is type(self.first_seq_no) is type(self.last_seq_no) is int
+        if not (plain and type(self.num_bytes) is type(self.num_records) is int):
+            make_plain(self, depth=integer, num_pointers=integer, first_seq_no=integer, last_seq_no=integer)
+            make_plain(self, num_bytes=integer, num_records=integer)
 
     def check_stored(self, what: str) -> None:
         """Refuse a path of another setsum."""

@@ -66,12 +66,15 @@ class Outcome(Future[T]):
 
         def __getattr__(self, name: str) -> object:
             """Make what the class above keeps: the functions over several futures are the first to ask for it."""
-            made = vars(Future())
-            if name not in made:
+            made: Future[object] = Future()
+            if name not in vars(made):
                 raise AttributeError(name)
             # Before it is looked whether it is set: the thread that sets it looks at this one then.
             self._is_listed = True
-            for each, value in made.items():
+            if self.done():
+                # An interrupt from here on leaves one that says so.
+                made.set_result(None)
+            for each, value in vars(made).items():
                 self.__dict__.setdefault(each, value)
             if self.done():
                 self._announce()
@@ -299,7 +302,8 @@ def each_ahead(
         while waiting and (len(waiting) > count() or not ready()):
             first, wait = waiting.popleft()
             yield first, wait()
-    for first, wait in waiting:
+    while waiting:
+        first, wait = waiting.popleft()
         yield first, wait()
 
 
@@ -370,8 +374,10 @@ class Cache(Generic[T]):
             else:
                 self._runtime.spawn(task, share=share)
         except BaseException:
-            # Interrupted before it began: others would wait for it for ever.
+            # Interrupted before it began: others that wait for it load it themselves.
             self._forget(key, future)
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(UnavailableError("a read was cut short"))
             raise
         return partial(self._runtime.wait, future)
 

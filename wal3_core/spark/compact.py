@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_hashes import hash_keys
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns
+from wal3_core.log.read.reader import FragmentMissingError
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, LONG_MAX, batch_of
@@ -50,7 +51,7 @@ from wal3_core.store.open_store import open_store
 from wal3_core.store.rate_limits import rate_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -62,10 +63,12 @@ if TYPE_CHECKING:
     from wal3_core.compaction.selection import Group
     from wal3_core.format.paths import LogId
     from wal3_core.format.position import FragmentSeqNo
+    from wal3_core.format.strict_json import JsonObject
     from wal3_core.spark.jobs import JobWatch
     from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _TASK_BYTES = 256 * 2**20
 # A task's keys are sorted in memory, or on disk when they are long.
@@ -79,6 +82,7 @@ _RAISED_AGAIN: tuple[type[LogError], ...] = (
     CorruptError,
     InvalidRequestError,
     LogReplacedError,
+    FragmentMissingError,
     MissingError,
     StoreDeniedError,
     UnavailableError,
@@ -273,10 +277,12 @@ def _raised_again() -> Iterator[None]:
         _, found, text = str(error).partition(_REFUSED)
         if not found:
             raise
-        refusal = Refusal.from_json(from_text(text.partition("\n")[0], "refusal"))
+        fields = from_text(text.partition("\n")[0], "refusal")
+        path = {"path": fields.string("path")} if fields.has("path") else {}
+        refusal = Refusal.from_json(fields)
         for kind in _RAISED_AGAIN:
             if kind.__name__ == refusal.kind:
-                raise kind(refusal.message) from error
+                raise kind(refusal.message, **path) from error
         raise
 
 
@@ -307,25 +313,32 @@ class PassTask:
         return rate_limited(stores.objects, self.bytes_per_s_max, runtime)
 
 
-def _refusing(results: Iterable[T]) -> Iterator[T]:
-    """Yield a task's results; the text of a LogError says what it is, so that the driver can raise it again."""
-    try:
-        yield from results
-    except LogError as error:
-        error.add_note(f"{_REFUSED}{to_text(Refusal.of(error).to_json())}")
-        raise
+def _refusing(work: Callable[P, Iterator[pa.RecordBatch]]) -> Callable[P, Iterator[pa.RecordBatch]]:
+    """Make the text of a LogError of a task say what it is, so that the driver can raise it again."""
+
+    @wraps(work)
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from work(*args, **kwargs)
+        except LogError as error:
+            path: JsonObject = {"path": error.path} if isinstance(error, MissingError) else {}
+            error.add_note(f"{_REFUSED}{to_text({**path, **Refusal.of(error).to_json()})}")
+            raise
+
+    return refusing
 
 
 def _pointers(texts: Iterable[str]) -> Iterator[FragmentPointer]:
     return (FragmentPointer.from_json(from_text(text, "fragment pointer")) for text in texts)
 
 
+@_refusing
 def read_keys(batches: Iterable[pa.RecordBatch], *, part: PassTask) -> Iterator[pa.RecordBatch]:
     """Read the keys of the fragments in rows of WORK; yield rows of KEYS."""
     options = ReaderOptions(fragment_expanded_bytes_max=part.options.fragment_expanded_bytes_max)
     columns, count = KeyColumns(part.objects(), options), part.options.requests_ahead
     pointers = _pointers(text for batch in batches for text in batch["text"].to_pylist())
-    for rows in _refusing(read_keyed(columns, pointers, shared_runtime(), count=count)):
+    for rows in read_keyed(columns, pointers, shared_runtime(), count=count):
         if len(rows):
             table = _compared(rows)
             yield from table.to_batches(max_chunksize=max(1, len(table) * BATCH_BYTES_MAX // table.nbytes))
@@ -345,6 +358,7 @@ def hash_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(hashes)], schema=HASHES)
 
 
+@_refusing
 def merge_task(batches: Iterable[pa.RecordBatch], *, part: PassTask, merging: Merging) -> Iterator[pa.RecordBatch]:
     """Merge groups of rows (group, offset, reason, pointer), sorted by group and offset; the results are by group.
 
@@ -359,7 +373,7 @@ def merge_task(batches: Iterable[pa.RecordBatch], *, part: PassTask, merging: Me
         return to_text({"merged": [each.to_json() for each in found]})
 
     results = ([(str(number), False, merged(rows))] for number, rows in _by_group(batches))
-    yield from _refusing(give(results))
+    yield from give(results)
 
 
 def _by_group(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:

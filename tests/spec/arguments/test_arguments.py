@@ -126,12 +126,12 @@ UNCHECKED = {
 # Of these, the parameters that are neither stored nor decide what is lost.
 UNCHECKED_PARAMETERS = {
     "Consumer": {"options", "runtime", "store"},
-    "bootstrap": {"options", "runtime"},
+    "bootstrap": {"runtime"},
     "collect": {"progress"},
-    "copy": {"progress", "runtime", "source", "target"},
-    "repair_log": {"copy", "log", "progress", "runtime"},
+    "copy": {"runtime", "source", "target"},
+    "repair_log": {"copy", "log", "runtime"},
     "seal": {"runtime"},
-    "update_copy": {"progress", "runtime", "source", "target"},
+    "update_copy": {"runtime", "source", "target"},
 }
 # They convert between values and stored bytes; malformed bytes have tests of their own.
 CODEC = {"check_stored", "to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}

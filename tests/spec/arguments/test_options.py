@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core import CollectorOptions, InvalidRequestError, ReaderOptions, WriterOptions
+from wal3_core import (
+    CollectorOptions,
+    DelayQueue,
+    DirtyLog,
+    FeedWriter,
+    Fleet,
+    InvalidRequestError,
+    KeyedLog,
+    LogWriter,
+    MemoryStore,
+    ReaderOptions,
+    WriterOptions,
+)
 from wal3_core.log.read.following import Waiting
 from wal3_core.options import (
     FRAGMENT_BYTES_MAX,
@@ -84,3 +96,25 @@ def test_pauses_between_tries_grow_also_after_a_first_one_of_0() -> None:
 
     # A hundred thousand before.
     assert len(tries) < 20
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store, options: LogWriter.open_or_create(store, "a", options=options),
+        lambda store, options: FeedWriter.open_or_create(store, "a", options=options),
+        lambda store, options: KeyedLog.open_or_create(store, "a", options=options),
+        lambda store, options: DelayQueue.open_or_create(store, "a", options=options),
+        lambda store, options: DirtyLog.open_or_create(store, "a", options=options),
+        lambda store, options: Fleet.open(store, server="a", options=options),
+    ],
+    ids=["writer", "feed", "keyed", "queue", "dirty log", "fleet"],
+)
+def test_options_of_another_kind_leave_nothing_in_the_store(
+    memory_store: MemoryStore, make: Callable[[MemoryStore, object], object]
+) -> None:
+    """Regression: a log was made first, and then its options failed."""
+    with pytest.raises((InvalidRequestError, TypeError)):
+        make(memory_store, CollectorOptions())
+
+    assert list(memory_store.list_objects("")) == []

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, integer, several, text
+from wal3_core.arguments import checked, instance_of, integer, optional, several, text
 from wal3_core.errors import (
     ClosedError,
     InvalidRequestError,
@@ -28,6 +28,7 @@ from wal3_core.format.marker import Marker
 from wal3_core.format.paths import DIRTY, check_log_name
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_columns
+from wal3_core.options import WriterOptions
 from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.store.object_store import a_store, log_store, share_of
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wal3_core.format.position import LogPosition
-    from wal3_core.options import WriterOptions
     from wal3_core.store.object_store import ObjectStore
 
     _Batch = list[tuple[Marker, Outcome[None]]]
@@ -93,7 +93,7 @@ class DirtyLog(Closing):
         self._refusal: LogError | None = None
 
     @classmethod
-    @checked(store=a_store, server=text, lanes_max=integer)
+    @checked(store=a_store, server=text, lanes_max=integer, options=optional(instance_of(WriterOptions)))
     def open_or_create(
         cls,
         store: ObjectStore,

@@ -84,7 +84,10 @@ class BootstrapReport:
     setsum: Setsum
 
 
-@checked(store=a_store, records=several, origin=optional(instance_of(Origin)))
+# Before the name is claimed.
+@checked(
+    store=a_store, records=several, origin=optional(instance_of(Origin)), options=optional(instance_of(WriterOptions))
+)
 def bootstrap(
     store: ObjectStore,
     log: str,

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.arguments import checked, flag
+from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -87,7 +87,7 @@ class RepairReport(Shown):
     SHOWN = ("log", "log_id", "dry_run", "complete", "num_fragments", "num_records", "repaired", "problems")
 
 
-@checked(dry_run=flag)
+@checked(dry_run=flag, progress=function)
 def repair_log(
     log: LogAt,
     copy: LogAt,

@@ -76,6 +76,8 @@ def offset_of(start: ReadStart) -> int | None:
             return offset
         case None | AtTime():
             return None
+        case bool():
+            raise wrong("start", "an offset, a position or a time", start)
     try:
         # Any type of integer, numpy's and Arrow's included.
         return operator.index(start)

@@ -231,14 +231,15 @@ def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> Iterator[t
 
     A node ends where the last collection interval within reach ends.
     """
-    while left := len(pointers):
+    start = 0
+    while left := len(pointers) - start:
         # The rest must fill half a node.
         longest = min(full, left - half(full))
-        length = interval_end(pointers, range(half(full), longest + 1), interval_us) or (
+        length = interval_end(pointers, range(half(full), longest + 1), interval_us, start) or (
             left if left <= full else longest
         )
-        yield tuple(pointers[:length])
-        pointers = pointers[length:]
+        yield tuple(pointers[start : start + length])
+        start += length
 
 
 def build_repack(

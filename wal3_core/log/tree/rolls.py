@@ -64,10 +64,11 @@ def _roll_fragments(manifest: Manifest, options: SnapshotOptions, coming: int) -
     return run[: interval_end(run, range(max(1, full // 2), full), options.gc_interval_s * US_PER_S) or full]
 
 
-def interval_end(pointers: Sequence[Pointer], lengths: range, interval_us: int) -> int | None:
-    """Return the greatest of some lengths at which a garbage collection interval ends; None if it ends at none."""
+def interval_end(pointers: Sequence[Pointer], lengths: range, interval_us: int, start: int = 0) -> int | None:
+    """Return the greatest of some lengths, from ``start``, at which a collection interval ends; None if none does."""
     for length in reversed(lengths):
-        before, after = pointers[length - 1].limit.timestamp_us, pointers[length].start.timestamp_us
+        at = start + length
+        before, after = pointers[at - 1].limit.timestamp_us, pointers[at].start.timestamp_us
         if before // interval_us != after // interval_us:
             return length
     return None

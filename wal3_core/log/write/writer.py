@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from wal3_core.arguments import checked, flag, integer, optional, seconds, several, with_methods
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, UnknownDurabilityError
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.parquet.writing import import_what_arrow_uses
@@ -59,6 +59,8 @@ _LOOKS_MAX = 6
 _OPENING: Mapping[str, Check] = {
     "store": a_store,
     "log": check_log_name,
+    # Before a log is made for a writer that cannot be.
+    "options": optional(instance_of(WriterOptions)),
     "ordered": flag,
     "marks": optional(with_methods("a dirty log, as DirtyLog.open_or_create returns it", "mark")),
 }

@@ -10,7 +10,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, record_bytes, seconds, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format import parquet
 from wal3_core.format.cursor import Owner
@@ -158,7 +158,7 @@ class KeyedLog(KeyedAppends):
         return cls(store, log, options=options or KeyedOptions(), runtime=runtime or shared_runtime())
 
     @classmethod
-    @checked(store=a_store, log=check_log_name)
+    @checked(store=a_store, log=check_log_name, options=optional(instance_of(KeyedOptions)))
     def open_or_create(
         cls, store: ObjectStore, log: str, *, options: KeyedOptions | None = None, runtime: Runtime | None = None
     ) -> Self:

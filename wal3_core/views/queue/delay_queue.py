@@ -75,7 +75,7 @@ class DelayQueue(AsyncClosing):
         create_queue(store, log, definition or QueueDefinition(), runtime or shared_runtime())
 
     @classmethod
-    @checked(**OF_QUEUE)
+    @checked(**OF_QUEUE, options=optional(instance_of(QueueOptions)))
     def open(
         cls, store: ObjectStore, log: str, *, options: QueueOptions | None = None, runtime: Runtime | None = None
     ) -> Self:
@@ -88,7 +88,7 @@ class DelayQueue(AsyncClosing):
             return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
 
     @classmethod
-    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)))
+    @checked(**OF_QUEUE, definition=optional(instance_of(QueueDefinition)), options=optional(instance_of(QueueOptions)))
     def open_or_create(
         cls,
         store: ObjectStore,

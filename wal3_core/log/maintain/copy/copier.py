@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional
+from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
 from wal3_core.errors import (
     CorruptError,
     GarbageCollectedError,
@@ -94,7 +94,8 @@ def _offset_or_copy(value: object, name: str) -> int | LogAt:
     return value if isinstance(value, LogAt) else integer(value, name)
 
 
-@checked(from_offset=optional(_offset_or_copy), with_cursors=flag)
+# Before anything is pinned or claimed.
+@checked(from_offset=optional(_offset_or_copy), progress=function, with_cursors=flag)
 def copy(
     source: LogAt,
     target: LogAt,

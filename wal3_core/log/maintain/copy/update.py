@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, flag
+from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
@@ -70,7 +70,7 @@ class CopyUpdateReport(Shown):
     setsum: Setsum
 
 
-@checked(with_cursors=flag)
+@checked(progress=function, with_cursors=flag)
 def update_copy(
     source: LogAt,
     target: LogAt,
