@@ -138,7 +138,12 @@ class OpenLogs:
 
     def leave(self, use: Use) -> None:
         """Count one user of a slot less. May be repeated."""
-        self._surely(partial(self._leave, use))
+        try:
+            self._leave(use)
+        except BaseException:
+            # Interrupted: others would wait for ever for what it still counts.
+            self._leave(use)
+            raise
 
     def _leave(self, use: Use) -> None:
         slot = use.slot
@@ -236,14 +241,10 @@ class OpenLogs:
 
     def end(self, use: Use, error: BaseException | None) -> None:
         """Count an append that has its outcome, or was not accepted. May be repeated."""
-        self._surely(partial(self._end, use, error))
-
-    def _surely(self, step: Callable[[], None]) -> None:
-        """Take a step that may be repeated; again if it is interrupted: others would wait for what it still counts."""
         try:
-            step()
+            self._end(use, error)
         except BaseException:
-            step()
+            self._end(use, error)
             raise
 
     def _end(self, use: Use, error: BaseException | None) -> None:

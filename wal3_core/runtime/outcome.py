@@ -297,14 +297,17 @@ def each_ahead(
     While the next item is not ``ready`` (asking for it would block), results are yielded first.
     """
     waiting: deque[tuple[A, Callable[[], T]]] = deque()
+
+    def oldest() -> tuple[A, T]:
+        item, wait = waiting.popleft()
+        return item, wait()
+
     for item in items:
         waiting.append((item, begin(item)))
         while waiting and (len(waiting) > count() or not ready()):
-            first, wait = waiting.popleft()
-            yield first, wait()
+            yield oldest()
     while waiting:
-        first, wait = waiting.popleft()
-        yield first, wait()
+        yield oldest()
 
 
 def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Future[T]:

@@ -278,11 +278,12 @@ def _raised_again() -> Iterator[None]:
         if not found:
             raise
         fields = from_text(text.partition("\n")[0], "refusal")
-        path = {"path": fields.string("path")} if fields.has("path") else {}
+        path = fields.string("path") if fields.has("path") else ""
         refusal = Refusal.from_json(fields)
         for kind in _RAISED_AGAIN:
             if kind.__name__ == refusal.kind:
-                raise kind(refusal.message, **path) from error
+                named = {"path": path} if issubclass(kind, MissingError) else {}
+                raise kind(refusal.message, **named) from error
         raise
 
 

@@ -277,7 +277,7 @@ def check_length(store: ObjectStore, path: str, length: int, length_max: int | N
 
 
 def check_path(path: str) -> str:
-    """Assert that a path is relative, without empty or dotted parts: paths are made or checked in model/paths.py."""
+    """Assert that a path is relative, without empty or dotted parts: paths are made or checked in format/paths.py."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
         message = f"path {path!r}: expected relative parts joined by /"

@@ -174,7 +174,9 @@ class Failures:
         """Count a log's failure."""
         self.count += 1
         self.transient |= refusal.transient
-        if len(self.first) < FIRST_FAILED_MAX:
+        if log in self.first:
+            self.first[log] += f"; {refusal.message}"
+        elif len(self.first) < FIRST_FAILED_MAX:
             self.first[log] = refusal.message
 
     def raise_together(self, total: int, *, hint: str = "") -> None:

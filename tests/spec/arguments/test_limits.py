@@ -66,7 +66,7 @@ def encoded(keys: Sequence[bytes | None] | None, bodies: Sequence[bytes | None])
 def expansion(data: bytes) -> int:
     view = memoryview(data)
     columns = ["offset", "timestamp_us", "key", "body"]
-    return measure(view, read_footer(view), columns, what="it", expanded_bytes_max=2**40).num_bytes
+    return measure(view, read_footer(view), columns, what="it", expanded_bytes_max=2**40)[0]
 
 
 def test_largest_fragment_of_any_writer_is_within_the_default_limits_of_readers() -> None:

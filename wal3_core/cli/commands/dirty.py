@@ -285,7 +285,8 @@ def _check_marked(names: Collection[str], plans: list[RollUpPlan], options: Roll
 
 
 def _show_done(done: Mapping[str, FinishedRollUp]) -> None:
-    for server, names in groupby(done, server_of):
+    # Lanes of a server need not be neighbours: dirty/web, dirty/web-2, dirty/web/1.
+    for server, names in groupby(sorted(done, key=server_of), server_of):
         advanced = [name for name in names if done[name].outcome is RollUpEnd.ADVANCED]
         if not advanced:
             click.echo(f"{server}: nothing to do")

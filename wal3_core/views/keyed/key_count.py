@@ -14,6 +14,7 @@ import numpy as np
 from wal3_core.errors import MissingError
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_hashes import hash_keys
+from wal3_core.runtime import each_ahead
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _REQUESTS_OF_LARGE_FILE = 3
 # Places of a range that are looked at for an estimate, one in each piece of it.
 _SAMPLES = 32
+# Samples that are read at a time: each may hold the keys of a large fragment.
+_AHEAD = 8
 # Hashes of keys that are seen there.
 _HASHES_MAX = 2**20
 # Standard deviations from what is expected, within which a figure lies nearly always.
@@ -130,18 +133,23 @@ class Bounding:
                 pass
             if unread is not None:
                 chosen[unread.number] = unread
-        reads = [
-            (each, self._keys.begin_hit(self._match, each.pointer))
-            for each in chosen.values()
-            if isinstance(each.pointer, FragmentPointer)
-        ]
-        for unread, wait in reads:
-            # One that maintenance has replaced stays: the others say enough.
-            with contextlib.suppress(MissingError):
-                hit = wait()
+        fragments = ((each, each.pointer) for each in chosen.values() if isinstance(each.pointer, FragmentPointer))
+        for (unread, _), hit in each_ahead(fragments, self._begin_sample, lambda: _AHEAD):
+            if hit is not None:
                 self._close(unread)
                 self._count(hit)
         return self._counted(manifest)
+
+    def _begin_sample(self, sample: tuple[_Unread, FragmentPointer]) -> Callable[[], Hit | None]:
+        wait = self._keys.begin_hit(self._match, sample[1])
+
+        def found() -> Hit | None:
+            # One that maintenance has replaced stays: the others say enough.
+            with contextlib.suppress(MissingError):
+                return wait()
+            return None
+
+        return found
 
     def _close(self, unread: _Unread) -> None:
         self._unread.remove(unread)

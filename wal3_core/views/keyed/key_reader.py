@@ -240,6 +240,8 @@ class KeyReader:
 
     def _begin_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Callable[[], Hit]:
         numbers = wanted(arrangement, match)
+        if not numbers:
+            return partial(Hit, pointer, KeyIndex.EMPTY, numbers)
         load = partial(self._load_part, pointer, arrangement, numbers)
         wait = self.shared.keys.begin((pointer.path, numbers), load, self.share)
 

@@ -381,21 +381,30 @@ class KeyedAppends(AsyncClosing):
         UnavailableError if it is not open by ``until_s``: it goes on being opened.
         """
         self._runtime.check_process()
-        with self._lock:
-            opening = self._opening
-            if not self._closed and (opening is None or (opening.done() and opening.exception() is not None)):
-                self._opening = opening = later(self._runtime, self._open, self._keys.share)
-        try:
-            if opening is not None:
-                writer = self._runtime.wait(
-                    opening, None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
-                )
-        except TimeoutError:
-            raise unanswered(self._keys.stores.url) from None
-        if opening is None or self._closed:
+        while True:
+            with self._lock:
+                self._check_open()
+                opening = self._opening
+                begins = opening is None or (opening.done() and opening.exception() is not None)
+                if begins or opening is None:
+                    self._opening = opening = later(self._runtime, self._open, self._keys.share)
+            try:
+                left_s = None if until_s is None else max(0.0, until_s - self._runtime.monotonic_s())
+                writer = self._runtime.wait(opening, left_s)
+            except TimeoutError:
+                raise unanswered(self._keys.stores.url) from None
+            except LogError:
+                if begins:
+                    raise
+                # Another caller's tries: this one makes its own.
+                continue
+            self._check_open()
+            return writer
+
+    def _check_open(self) -> None:
+        if self._closed:
             message = f"log {self._log}: expected an open keyed log, found it closed"
             raise ClosedError(message)
-        return writer
 
     def _open(self) -> LogWriter:
         options = of_view(self._options.writer, View.KEYED)

@@ -218,7 +218,7 @@ class Checkpointer:
     def _is_due(self) -> bool:
         if self.refuses:
             return False
-        # ValueCache that were released stay on storage until key compaction can go beyond them.
+        # Values that were released stay on storage until key compaction can go beyond them.
         options, since = self._options, self._since
         return (
             since.records >= max(options.checkpoint_records, self._num_items // _SHARE)
