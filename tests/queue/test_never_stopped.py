@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +34,7 @@ from wal3_core import (
     WriterOptions,
     read_queue_stats,
 )
+from wal3_core.format.strict_json import dump_checksummed
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, META_KEY, STATE, VALUE, id_key, part_key
 from wal3_core.views.queue.operations import Dequeue, ItemState
@@ -481,10 +483,9 @@ def test_lease_has_a_largest_length(memory_store: MemoryStore) -> None:
 
 def test_definition_of_an_earlier_version_with_a_longer_lease_is_read() -> None:
     longest = QueueDefinition(lease_s=30 * 86_400)
-    data = longest.to_bytes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wal3_core.views.queue.operations.LEASE_S_MAX", 10**9)
-        data = QueueDefinition(lease_s=10**8).to_bytes()
+    members = json.loads(longest.to_bytes())
+    del members["checksum"]
+    data = dump_checksummed({**members, "lease_ms": 10**11})
 
     assert QueueDefinition.from_bytes(data, what="a definition") == longest
 

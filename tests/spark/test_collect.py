@@ -65,7 +65,7 @@ def referred(store: ObjectStore, log: str) -> set[str]:
     def follow(pointers: tuple[object, ...]) -> None:
         for pointer in pointers:
             found.add(pointer.path)
-            if hasattr(pointer, "depth"):
+            if pointer.depth:
                 follow(reader.load_snapshot(pointer).pointers)
 
     follow(reader.manifest().pointers)

@@ -132,7 +132,7 @@ def test_first_record_takes_few_requests_and_a_full_read_no_more_than_before(lon
 def opened(reader: LogReader, snapshot: object) -> Iterator[object]:
     yield snapshot
     for pointer in reader.load_snapshot(snapshot).pointers:
-        if hasattr(pointer, "depth"):
+        if pointer.depth:
             yield from opened(reader, pointer)
 
 
