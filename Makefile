@@ -44,6 +44,7 @@ test: java setup lint ## Everything that must hold: linters, types, tests (some 
 
 test-all: test test-cluster ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
+	WAL3_TEST_STRIDE=1 $(PYTEST) tests/spec/collect -m "not repeat"
 
 test-cluster: java setup ## Spark on a master and two workers of its own: each job, killed executors, a lost worker, drivers thought dead (ten minutes)
 	$(BIN)/pytest tests/cluster

@@ -26,6 +26,7 @@ def test_together(number):
 """
 
 
+@pytest.mark.repeat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "die", "shown"),

@@ -40,7 +40,7 @@ def may_run(share: Share, running: Counter[Share]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.repeat) for seed in range(5, 20))])
 def test_queued_tasks_run_within_the_caps_and_as_soon_as_they_allow(seed: int) -> None:
     chance = random.Random(seed)
     shares = [Share(f"store{chance.randrange(4)}", chance.choice(["", "a", "b", "c"])) for _ in range(40)]

@@ -35,7 +35,9 @@ def append(store: ObjectStore, first: int, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize(
+    "kind", ["compacted", *(pytest.param(kind, marks=pytest.mark.repeat) for kind in POLICIES if kind != "compacted")]
+)
 def test_generations_are_restored_as_printed_whatever_the_policy_does(kind: str, tmp_path: Path) -> None:
     section = PAGE.read_text().partition("## Generations\n")[2].partition("\n## ")[0]
     begin, full, part, restore = BLOCK.findall(section)

@@ -141,6 +141,7 @@ def test_defects_still_match_the_code() -> None:
             pass
 
 
+@pytest.mark.repeat
 @pytest.mark.slow
 def test_a_failing_seed_shrinks_to_the_faults_that_matter() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "an unanswered upload is taken for done")

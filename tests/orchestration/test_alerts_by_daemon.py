@@ -44,6 +44,7 @@ def _begun(instance: DagsterInstance) -> dict[str, float]:
     }
 
 
+@pytest.mark.repeat
 @pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
 def test_failed_run_under_the_daemon_is_posted_once_and_names_its_log(

@@ -27,6 +27,7 @@ def says(instance: DagsterInstance) -> bool | None:
     return None if event is None else event.passed
 
 
+@pytest.mark.repeat
 @pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
 def test_daemon_observes_a_queue_and_judges_it_when_a_dead_letter_comes_and_goes(

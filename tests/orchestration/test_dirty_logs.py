@@ -183,6 +183,7 @@ def _kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: steps[0]
 
 
+@pytest.mark.repeat
 def test_tick_killed_at_any_step_loses_no_mark_and_starts_no_run_twice(
     fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

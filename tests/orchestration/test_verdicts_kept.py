@@ -113,6 +113,7 @@ def test_run_that_verified_an_earlier_pass_does_not_replace_a_later_verdict(
     assert keyed
 
 
+@pytest.mark.repeat
 @pytest.mark.slow
 def test_what_a_run_of_chosen_logs_found_bad_stands_although_it_dies(
     keyed: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch

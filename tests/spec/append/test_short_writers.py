@@ -56,7 +56,7 @@ def before_the_commit(store: ObjectStore, act: Callable[[], None]) -> FaultyStor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [600, WRITERS])
+@pytest.mark.parametrize("count", [600, pytest.param(WRITERS, marks=pytest.mark.repeat)])
 def test_writers_of_one_append_write_as_little_as_a_long_lived_one(memory_store: MemoryStore, count: int) -> None:
     """Regression: nothing was ever rolled, and after 1,600 appends each one wrote 1.7 MB."""
     last = 128

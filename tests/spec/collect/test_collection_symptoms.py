@@ -15,6 +15,7 @@ from tests.world import (
     LOG,
     NOW,
     QUICK,
+    STRIDE,
     UNROLLED,
     ClockStore,
     Crashed,
@@ -96,7 +97,7 @@ def test_garbage_document_of_a_crashed_run_does_not_stop_the_next(store: ObjectS
     """Whatever its content and however far the run came: later runs with other cutoffs finish and delete it."""
     template, requests = planted()
 
-    for number in range(25, min(requests, 60), 1 if stride(store) == 1 else 8):
+    for number in range(25, min(requests, 60), STRIDE if stride(store) == STRIDE else 8):
         log = replant(template, store, number)
         world = World(log)
         faulty = FaultyStore(log)
@@ -318,7 +319,7 @@ def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | Non
                 assert first <= relied[0], f"request {number}: {relied[0]} was promised to be held, found {first}"
             assert world.stored() >= world.reachable()
             world.collect()
-    if stride(store) == 1:
+    if stride(store) == STRIDE:
         assert outcomes == {True, False}, "some come in time, and some too late"
 
 
