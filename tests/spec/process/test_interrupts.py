@@ -28,7 +28,7 @@ EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
         ("queue-dequeue", 2, 25),
         # By a signal handler.
         ("queue-closed", 4, 35),
-        ("keyed-append", 3 * EVERY, 150),
+        ("keyed-append", 3 * EVERY, 100),
     ],
 )
 def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every: int, places: int) -> None:
