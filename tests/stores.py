@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 LOG_ID = LogId("1d" * 16)
 
 
+def content(store: ObjectStore) -> dict[str, bytes | None]:
+    """All objects of a store, by path."""
+    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
+
+
 def life_store(store: ObjectStore, log: str) -> ObjectStore:
     """Return the store of the current life of a log; which life that is, is found at first use."""
     return ManifestStore(log_store(store, log), shared_runtime()).objects

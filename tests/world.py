@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tests.stores import FaultyStore, life_path, life_store
+from tests.stores import FaultyStore, content, life_path, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.format.paths import CLOCK
 from wal3_core.format.position import LogPosition
@@ -246,10 +246,6 @@ def count_requests(store: FaultyStore, act: Callable[[], object]) -> int:
     store.before = lambda kind, _path: seen.append(kind)
     act()
     return len(seen)
-
-
-def content(store: ObjectStore) -> dict[str, bytes | None]:
-    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
 
 
 def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:

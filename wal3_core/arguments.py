@@ -141,6 +141,14 @@ def record_bytes(value: object, name: str) -> bytes:
     raise wrong(name, "bytes", value)
 
 
+def positive(value: object, name: str) -> int:
+    """Take an integer from 1."""
+    plain = integer(value, name)
+    if plain < 1:
+        raise wrong(name, "an integer from 1", value)
+    return plain
+
+
 def function(value: object, name: str) -> object:
     """Take a callable."""
     if callable(value):

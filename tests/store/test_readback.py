@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.stores import content
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, LogWriter, Policy, Seal
 from wal3_core.format.cursor import Cursor
 from wal3_core.format.garbage import Garbage
@@ -35,10 +36,6 @@ def filled(store: ObjectStore) -> ObjectStore:
     with LogWriter.open_or_create(store, LOG) as writer:
         writer.append(b"x")
     return store
-
-
-def objects_of(store: ObjectStore) -> dict[str, bytes | None]:
-    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
 
 
 def documents(store: ObjectStore, read: Callable[[bytes, str], object]) -> DocumentStore:
@@ -123,12 +120,12 @@ CASES = [
 def test_document_that_could_not_be_read_back_is_never_written(
     filled: ObjectStore, write: Callable[..., None], wrong: dict[str, object], complaint: str
 ) -> None:
-    before = objects_of(filled)
+    before = content(filled)
 
     with pytest.raises(InvalidRequestError, match=complaint):
         write(filled, **wrong)
 
-    assert objects_of(filled) == before
+    assert content(filled) == before
 
 
 def test_cursor_at_a_time_that_is_no_integer_is_refused_and_the_log_can_be_collected(store: ObjectStore) -> None:

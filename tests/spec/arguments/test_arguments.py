@@ -18,7 +18,7 @@ import pytest
 import wal3_core
 from tests.exported import IN_SIGNATURES
 from tests.spec.argument_kinds import LOG, kind_of, kinds
-from tests.stores import CountingStore
+from tests.stores import CountingStore, content
 from wal3_core import (
     AtTime,
     Collector,
@@ -200,10 +200,6 @@ def entries() -> Iterator[Entry]:
                     yield Entry(f"{name}.{method}", name, method)
 
 
-def objects_of(store: MemoryStore) -> dict[str, bytes | None]:
-    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
-
-
 def refused(call: Callable[..., object], given: dict[str, object], name: str) -> bool:
     try:
         answer = call(**given)
@@ -226,7 +222,7 @@ def test_wrong_type_is_refused_by_name_and_changes_nothing(memory_store: MemoryS
         writer.append(b"x")
     CursorStore(memory_store, LOG).create("c", LogPosition(1, 0))
     call = entry.call(memory_store)
-    before, known = objects_of(memory_store), kinds()
+    before, known = content(memory_store), kinds()
     unchecked = UNCHECKED_PARAMETERS.get(entry.name, set())
     parameters = inspect.signature(call).parameters.values()
     wanted = {each.name: kind_of(each, known) for each in parameters if each.name not in unchecked}
@@ -235,7 +231,7 @@ def test_wrong_type_is_refused_by_name_and_changes_nothing(memory_store: MemoryS
     for name, kind in wanted.items():
         for wrong in kind.wrong:
             assert refused(call, right | {name: wrong}, name), f"{name}: {wrong!r}"
-            assert objects_of(memory_store) == before, f"{name}: {wrong!r}"
+            assert content(memory_store) == before, f"{name}: {wrong!r}"
 
 
 def test_every_entry_is_called() -> None:

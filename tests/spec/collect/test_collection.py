@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage, life_path, life_store
+from tests.stores import FaultyStore, content, damage, life_path, life_store
 from tests.world import (
     LOG,
     NOW,
     QUICK,
     World,
     beside_the_clock,
-    content,
 )
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.belongings import CURSORS, POLICY_FIELDS, TABLE, Fate, Operation, Thing
-from tests.stores import damage, life_path, life_store
+from tests.stores import content, damage, life_path, life_store
 from tests.world import NOW, World
 from wal3_core import (
     Cleanup,
@@ -178,17 +178,13 @@ def opened_by_older(store: MemoryStore) -> str:
     del document["checksum"]
     store.delete(path)
     store.create(path, with_checksum(json.dumps(document, separators=(",", ":")).encode()[:-1]))
-    before = objects(store)
+    before = content(store)
     with pytest.raises(CorruptError, match="expected no further fields"):
         LogWriter.open(store, "a").append(b"x", key=b"x")
-    assert objects(store) == before
+    assert content(store) == before
     store.delete(path)
     store.create(path, data)
     return "a"
-
-
-def objects(store: MemoryStore) -> dict[str, bytes | None]:
-    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
 
 
 def copied(store: ObjectStore, into: ObjectStore, log: str, name: str, from_offset: int | None = None) -> str:

@@ -10,7 +10,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, positive, record_bytes, seconds
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format import parquet
 from wal3_core.format.cursor import Owner
@@ -126,14 +126,7 @@ class KeyedScan:
                 return
 
 
-def _positive(value: object, name: str) -> int:
-    plain = integer(value, name)
-    if plain < 1:
-        raise wrong(name, "an integer from 1", value)
-    return plain
-
-
-_SIZE = {"records_max": optional(_positive), "bytes_max": optional(_positive)}
+_SIZE = {"records_max": optional(positive), "bytes_max": optional(positive)}
 _BYTES = optional(record_bytes)
 _FOLLOWING = {"key": _BYTES, "prefix": _BYTES, "start": optional(integer), "idle_s": optional(seconds)}
 
@@ -228,7 +221,7 @@ class KeyedLog(KeyedAppends):
 
     scan_keys_async = awaited(scan_keys)
 
-    @checked(prefix=record_bytes, after=_BYTES, keys_max=optional(_positive))
+    @checked(prefix=record_bytes, after=_BYTES, keys_max=optional(positive))
     def keys(
         self,
         prefix: bytes = b"",

@@ -6,7 +6,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, seconds, several
+from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer, optional, positive, seconds, several
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
 from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.runtime import Runtime, shared_runtime
@@ -31,7 +31,6 @@ from wal3_core.views.queue.operations import (
     Release,
     Requeue,
     Retime,
-    positive,
 )
 from wal3_core.views.queue.waiting import Query
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, integer, optional
+from wal3_core.arguments import checked, integer, optional, positive
 from wal3_core.errors import (
     ConditionNotMetError,
     CorruptError,
@@ -54,7 +54,7 @@ from wal3_core.views.queue.encoding import (
     state_record,
     value_header,
 )
-from wal3_core.views.queue.operations import QueueDefinition, positive
+from wal3_core.views.queue.operations import QueueDefinition
 from wal3_core.views.queue.queue_state import US_PER_MS, DeadLetter, Lease, QueueState
 from wal3_core.views.queue.runs import Row
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from wal3_core.arguments import (
     flag,
@@ -16,6 +15,7 @@ from wal3_core.arguments import (
     make_plain,
     number,
     optional,
+    positive,
     record_bytes,
     several,
     text,
@@ -26,6 +26,7 @@ from wal3_core.format.strict_json import (
     INTEGER,
     Kind,
     Member,
+    Shown,
     check_format_version,
     dump_checksummed,
     dump_members,
@@ -64,14 +65,6 @@ def whole_ms(duration_s: float) -> int:
     return -(-round(duration_s * 1_000_000) // 1000)
 
 
-def positive(value: object, name: str) -> int:
-    """Take an integer from 1."""
-    plain = integer(value, name)
-    if plain < 1:
-        raise wrong(name, "an integer from 1", value)
-    return plain
-
-
 def check_one_time(what: str, deadline_us: int | None, delay_s: float | None) -> None:
     """Refuse a deadline beside a delay."""
     if deadline_us is not None and delay_s is not None:
@@ -97,18 +90,8 @@ _STORED = (
 )
 
 
-class _Shown:
-    """A value that programs are shown as JSON."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Show as a JSON object."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]  # each is a dataclass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueDefinition(_Shown, Options):
+class QueueDefinition(Options):
     """What holds for a queue's items.
 
     A lease lasts ``lease_s`` seconds, 30 days at most, unless the call says otherwise. An item that was handed out
@@ -125,6 +108,10 @@ class QueueDefinition(_Shown, Options):
         Options.__post_init__(self)
         # It is stored in whole milliseconds.
         object.__setattr__(self, "lease_s", whole_ms(self.lease_s) / MS_PER_S)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Show as a JSON object."""
+        return asdict(self)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON, with times in milliseconds."""
@@ -271,7 +258,7 @@ class ItemState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ItemStats(_Shown):
+class ItemStats(Shown):
     """What is known of an item, without its value."""
 
     id: int
@@ -286,7 +273,7 @@ class ItemStats(_Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRepair(_Shown):
+class QueueRepair(Shown):
     """What a repair found: how many items got another time, and how many fragments are damaged."""
 
     retimed: int
@@ -294,7 +281,7 @@ class QueueRepair(_Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats(_Shown):
+class QueueStats(Shown):
     """What a queue holds: ``pending`` items, which are ``due`` or ``scheduled``, and those leased and dead.
 
     ``bytes`` are those of all their values. ``oldest_due_us`` is the earliest deadline of the due items,
