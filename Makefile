@@ -29,22 +29,24 @@ java:
 	@command -v java >/dev/null || { echo "Java is missing, and Spark needs it: install OpenJDK 17 (on Debian: apt-get install openjdk-17-jre-headless) and try again."; exit 1; }
 
 demo: java setup ## Fill a local store with real input, verify it through Dagster and Spark, show what was found
-	$(BIN)/python -m wal3_orchestration.demo
+	$(BIN)/python -m examples.demo
 
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
-	$(BIN)/python -m wal3_orchestration.demo --dev
+	$(BIN)/python -m examples.demo --dev
 
 # In parallel workers, each with an S3 server of its own; three more than there are cores, as many tests mostly wait.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
-test: java setup lint ## Everything that must hold: linters, types, tests (some 15 minutes on two cores)
-	@# The types are checked beside the tests.
+test: java setup ## Everything that must hold: linters, types, tests (some ten minutes on two cores)
+	@# Beside the linters, the test modules are compiled once, and not by each worker; beside the tests, types are checked.
+	@$(BIN)/pytest --collect-only -qq > /dev/null & compiled=$$!; trap 'kill $$compiled' INT TERM; \
+	  $(LINT) || { kill $$compiled; exit 1; }; wait $$compiled; true
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not repeat and not cluster"; tests=$$?; wait $$types && exit $$tests
 
+test-all: export WAL3_TEST_WHOLE := 1
 test-all: test test-cluster ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
-	WAL3_TEST_STRIDE=1 $(PYTEST) tests/spec/collect -m "not repeat"
 
 test-cluster: java setup ## Spark on a master and two workers of its own: each job, killed executors, a lost worker, drivers thought dead (ten minutes)
 	$(BIN)/pytest tests/cluster
@@ -58,12 +60,9 @@ test-deployment: setup ## The files for Kubernetes and Dagster+, and the image's
 check: setup lint types ## The daily loop, three minutes on two cores: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo && $(BIN)/deptry . && $(BIN)/vulture
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/deptry .
-	$(BIN)/vulture
+	$(LINT)
 
 types: setup
 	$(BIN)/mypy
@@ -77,13 +76,13 @@ sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0; VIEWS=1: of subscri
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS) $(if $(filter 1,$(VIEWS)),--views)$(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)$(if $(filter 1,$(LIVES)),--lives)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
-	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/store/documents/*,wal3_core/format/manifest.py,wal3_core/log/tree/rolls.py' \
+	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/store/documents/*,wal3_core/format/manifest.py,wal3_core/log/tree/shape.py' \
 	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
 	$(BIN)/coverage report --show-missing
 
 crashes: setup ## Every store call of every scenario with every fault; PAIRS=1 adds a second one after an ambiguous one
 	$(BIN)/python -m tests.faults.crashes $(if $(filter 1,$(PAIRS)),--pairs)
-	WAL3_TEST_STRIDE=1 $(BIN)/pytest tests/queue/test_crashes.py -o faulthandler_timeout=0
+	WAL3_TEST_WHOLE=1 $(BIN)/pytest tests/queue/test_crashes.py -o faulthandler_timeout=0
 
 mutants: setup ## How many simulated worlds each deliberate defect takes to be found; QUEUES=1, NAMED=1, LIVES=1: those of delay queues, of appends with a name, of migrations and copies
 	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000 $(if $(filter 1,$(QUEUES)),--queues)$(if $(filter 1,$(NAMED)),--named)$(if $(filter 1,$(LIVES)),--lives)
@@ -103,7 +102,7 @@ queue-kills: setup ## The broker of a delay queue killed 100 times under load
 	WAL3_TEST_QUEUE_KILLS=100 $(BIN)/pytest tests/processes/test_queue_kill.py -o faulthandler_timeout=0
 
 power: setup ## Power cuts at every step of the local store
-	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power
+	WAL3_TEST_WHOLE=1 WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power
 
 bench: setup ## The figures, each beside its peer or limit
 	PYTHONPATH=. $(BIN)/python benchmarks/bench.py

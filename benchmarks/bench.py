@@ -12,12 +12,12 @@ import os
 import statistics
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,17 +33,12 @@ from wal3_core.format.manifest import Epoch
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import Setsum
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import Done, Versioned, log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore, Versioned, log_store
 
 MB = 1e6
 VOLUME = 192 * 2**20

@@ -22,9 +22,10 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -37,15 +38,10 @@ from wal3_core import LogReader, LogWriter, WriterOptions, list_logs, open_store
 from wal3_core.format.snapshot import count_fragments
 from wal3_core.spark import planning, register, verify, verify_logs
 from wal3_core.spark.columns import COLUMNS, spark_schema
+from wal3_core.spark.jobs import TASK_BYTES, count_pieces, cut, work_table
 from wal3_core.spark.requests import EVERYTHING, Bounds, ReadRequest
 from wal3_core.spark.source import LogSourceReader
-from wal3_core.spark.tasks import count_pieces, cut, work_table
-from wal3_core.spark.verify import PARTITION_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 2
@@ -161,7 +157,7 @@ def planned_balance(url: str, names: Sequence[str]) -> None:
     """Print how evenly the work is cut: objects and bytes of each task, as the planner counts them."""
     store = open_store(url)
     pieces = [piece for name in names for piece in verify.plan_log(store, name).pieces]
-    count = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
+    count = count_pieces(pieces, cores=WORKERS, task_bytes=TASK_BYTES)
     costs = Counter[int]()
     objects = Counter[int]()
     for number, piece in cut(store, pieces, count=count):
@@ -207,7 +203,7 @@ def plan(url: str, count: int) -> None:
     store = CountingStore(open_store(url))
     began = time.perf_counter()
     pieces = verify.plan_log(store, "a").pieces
-    number = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
+    number = count_pieces(pieces, cores=WORKERS, task_bytes=TASK_BYTES)
     rows = work_table(verify.work_of(cut(store, pieces, count=number)))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
     began = time.perf_counter()

@@ -16,11 +16,12 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -34,11 +35,7 @@ from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 OPTIONS = CollectorOptions(interval_s=0.1, fraction_max=1, deletes_per_s=1e9)

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,13 +31,11 @@ from rich.table import Table
 from benchmarks.slow_store import SlowStore
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import CountingStore
-from wal3_core import ContentionError, LogWriter, MemoryStore, open_store
+from wal3_core import ContentionError, LogPosition, LogWriter, MemoryStore, open_store
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from multiprocessing.synchronize import Barrier, Event
 
-    from wal3_core import LogPosition
 
 LOG = "contended"
 KINDS = ("PUT", "CAS", "GET")

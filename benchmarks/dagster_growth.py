@@ -26,16 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wal3_core import CursorStore, LogPosition, LogWriter, open_store
-from wal3_core.runtime import Observer, shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.runtime import RequestEnd
+from wal3_core.runtime import Observer, RequestEnd, shared_runtime
 
 ROOT = Path(__file__).parents[1]
 SIZES = (0, 100, 1_000, 10_000)

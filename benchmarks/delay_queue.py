@@ -20,19 +20,17 @@ import random
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.queue_peers import LOG, PEERS, Beanstalk, NotInstalledError, Peer, Wal3, size_of
 from wal3_core import CollectorOptions, KeyCompactor, LogReader, PolicyStore, open_store
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import NewItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 VALUE_BYTES = 278
 AHEAD = 1000

@@ -13,19 +13,14 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from tests.s3_server import s3_server, use_endpoint
-from wal3_core import FeedReader, FeedWriter, WriterOptions, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import ObjectStore
+from wal3_core import FeedReader, FeedWriter, ObjectStore, WriterOptions, open_store
 
 DEADLINE_S = 60.0
 PAYLOAD = b"x" * 100

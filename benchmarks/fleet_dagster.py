@@ -27,23 +27,17 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster import DagsterInstance, build_schedule_context, build_sensor_context
+from dagster import DagsterInstance, RunRequest, build_schedule_context, build_sensor_context
 
 from wal3_core import CursorStore, Fleet, LogReader, LogWriter, list_logs, open_store
-from wal3_core.runtime import Observer, shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from dagster import RunRequest
-
-    from wal3_core.runtime import RequestEnd
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.runtime import Observer, RequestEnd, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[1]
 NO_LOGS_OF_STEPS = """

@@ -12,11 +12,11 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from rich.console import Console
@@ -24,15 +24,11 @@ from rich.table import Table
 
 from tests.lanes import lanes_decided
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
-from wal3_core.format.parquet import lane_columns
+from wal3_core.format.parquet import columns
 from wal3_core.format.parquet.columns import table_of, table_setsum
 from wal3_core.format.record import Record
 from wal3_core.hashing.lanes import LANES, Lanes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 MB = 1e6
 ROUNDS = int(os.environ.get("WAL3_BENCH_ROUNDS", "5"))
@@ -72,7 +68,7 @@ def measured(store: ObjectStore, size: int, hashed_by: dict[str, Lanes]) -> dict
     for _ in range(ROUNDS):
         figures["at length", "hashlib"].take(len(whole), lambda: hashlib.sha3_256(whole).digest())
         for name, lanes in hashed_by.items():
-            lane_columns.LANES = lanes
+            columns.LANES = lanes
             take(figures, ("setsum", name), size * len(group), lambda: table_setsum(table))
             log = f"bench-{uuid.uuid4().hex}"
             with LogWriter.open_or_create(store, log) as writer:
@@ -86,7 +82,7 @@ def measured(store: ObjectStore, size: int, hashed_by: dict[str, Lanes]) -> dict
 
 def with_keys(store: ObjectStore, size: int) -> dict[tuple[str, str], Best]:
     """Return the best of appends of tables, and of verified scans: of records with one of 1,000 keys, and without."""
-    lane_columns.LANES = LANES
+    columns.LANES = LANES
     figures: dict[tuple[str, str], Best] = {}
     group = pa.array([os.urandom(size) for _ in range(4 * 2**20 // size)], pa.binary())
     keys = pa.array([b"key-%08d" % random.randrange(1000) for _ in group], pa.binary())

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,12 +31,10 @@ from wal3_core.compaction.engine import Engine, LocalEngine
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.spark import SparkEngine, session_conf, use_this_python
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import Buffer, ObjectStore, PutOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.store.object_store import Buffer, ObjectStore, PutOutcome
 
 LOG = "bench"
 MB = 1e6

@@ -18,18 +18,14 @@ import random
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.stores import CountingStore
 from wal3_core import CursorStore, KeyCompactor, KeyedLog, LogPosition, PolicyStore, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
+from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
 
 LOG = "bench"
 BATCH = 1000

@@ -10,22 +10,17 @@ one PUT and one conditional PUT. Prices are the list prices of S3 Standard for t
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from itertools import product
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.slow_store import CAS_S, PUT_S, SlowStore
 from tests.faults.simulator import SimProcess, Simulation
-from wal3_core import LogWriter, WriterOptions
+from wal3_core import LogPosition, LogWriter, WriterOptions
 from wal3_core.exercise.report import price_usd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
-
-    from wal3_core import LogPosition
 
 LIMIT_S = PUT_S + CAS_S
 BODY = bytes(100)

@@ -20,9 +20,10 @@ import statistics
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import boto3
@@ -30,9 +31,6 @@ import boto3
 from benchmarks.queue_peers import LiteFull, NotInstalledError, Persist, size_of
 from tests.s3_server import s3_server, use_endpoint
 from wal3_core import LogReader, LogWriter, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LOG = "bench"
 BATCH = 1000

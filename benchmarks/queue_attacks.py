@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from tests.queue_server.attacks import BEGUN, MIB, REQUEST, TOKEN, attacked, bodies, flood
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.queue_server.attacks import Attacked
+from tests.queue_server.attacks import BEGUN, MIB, REQUEST, TOKEN, Attacked, attacked, bodies, flood
 
 CONNECTIONS = 6000
 WAITING = 2000

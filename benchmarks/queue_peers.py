@@ -12,15 +12,13 @@ import socket
 import subprocess
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from wal3_core import open_store
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Release
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 LOG = "bench"
 START_S_MAX = 120.0

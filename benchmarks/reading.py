@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import argparse
 import tracemalloc
-from typing import TYPE_CHECKING
 
 from tests.large_logs import Grower
 from tests.rounds import round_trips
 from tests.stores import CountingStore
 from wal3_core import LogReader, MemoryStore, ReaderOptions
-from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 
 
 def first_record(store: MemoryStore) -> tuple[int, int, float]:

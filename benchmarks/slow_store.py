@@ -6,16 +6,11 @@ import random
 import time
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from wal3_core import MemoryStore
-from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import Buffer, Etag, NotModified, ObjectMeta, PutOutcome, Versioned
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.store.object_store import Buffer, Etag, NotModified, ObjectMeta, PutOutcome, Versioned
 
 # Medians that Amazon publishes, or that are measured from one region: PUT, conditional PUT, GET.
 PUT_S, CAS_S, GET_S = 0.028, 0.058, 0.020

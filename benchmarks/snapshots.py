@@ -14,8 +14,8 @@ import os
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -29,12 +29,7 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.scan import select
 from wal3_core.options import POINTERS_MAX, UNLIMITED, ReaderOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.store.object_store import Etag, NotModified, Versioned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
 
 OPTIONS = SnapshotOptions()
 # A writer whose snapshots hold four fragments, and one that never rolls.

@@ -18,7 +18,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.dagster_growth import fill, name_of
 from benchmarks.slow_store import SlowStore
@@ -26,9 +25,7 @@ from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.fleet.survey import survey_log
 from wal3_core.log.read.scrub import scrub
 from wal3_core.options import CollectorOptions
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[1]
 AT_ONCE = 16
@@ -44,7 +41,7 @@ def plan_here(store: ObjectStore, logs: list[str]) -> float:
 
 
 def plan_on_spark(url: str, logs: list[str]) -> float:
-    from wal3_core.spark.collect import plan_collections  # noqa: PLC0415 - only where Spark is
+    from wal3_core.spark.maintenance import plan_collections  # noqa: PLC0415 - only where Spark is
     from wal3_orchestration.resources import spark_resource, spark_session  # noqa: PLC0415 - see above
 
     begun_s = time.perf_counter()

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,8 +28,6 @@ from wal3_core import LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.spark import local_session, verify_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 

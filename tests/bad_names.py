@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,10 +16,7 @@ from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 # In the order of names the bad one comes first.
 BAD, GOOD = "bad", "good"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from wal3_core.format.cursor import Owner
 from wal3_core.format.policy import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Operation(StrEnum):

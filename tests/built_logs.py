@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tests.large_logs import STEP_US, made_up
 from wal3_core import LogWriter
@@ -13,15 +12,12 @@ from wal3_core.format.paths import snapshot_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import Setsum
 from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
-from wal3_core.log.tree.rolls import plan_roll
+from wal3_core.log.tree.shape import plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 _ONE = Setsum.of([b"x"])
 

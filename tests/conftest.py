@@ -7,13 +7,14 @@ import gc
 import os
 import sys
 import uuid
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
 from hypothesis import settings
 
+from tests.effort import some
 from tests.lanes import hash_all_in_lanes_if_asked
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
@@ -25,16 +26,12 @@ from tests.worker_stacks import (  # noqa: F401 - hooks
 )
 from wal3_core import MemoryStore
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
 
 TESTS = Path(__file__).parent
 # Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.
-settings.register_profile("wal3", deadline=None, print_blob=True)
+settings.register_profile("wal3", deadline=None, print_blob=True, max_examples=some(100))
 settings.load_profile("wal3")
 # For sessions of seconds: code that is never optimized is cheaper than the compiler's threads.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -7,30 +7,24 @@ them to the manifest, roll its pointers into snapshots, swap it in.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from tests.stores import life_store
 from wal3_core import LogWriter
 from wal3_core.format.fragment import FragmentPointer
-from wal3_core.format.manifest import Boundary, Epoch
+from wal3_core.format.manifest import Boundary, Epoch, Manifest
 from wal3_core.format.parquet import FragmentSource, encode
 from wal3_core.format.paths import MANIFEST, fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import Setsum
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.document_store import write_immutable
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 STEP_US = 1_000_000
 _FRAGMENTS_PER_STEP = 16

@@ -23,6 +23,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,8 +33,6 @@ from typing import TYPE_CHECKING
 import wal3_core
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     Put = Callable[[list[ast.AST]], None]
 
 PACKAGE = Path(wal3_core.__file__).parent

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.runtime import Runtime
+from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 

@@ -11,14 +11,11 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import boto3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 BUCKET = "wal3-tests"

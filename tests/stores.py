@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.format.paths import LogId, life_folder
@@ -25,9 +26,6 @@ from wal3_core.store.object_store import (
     Versioned,
     log_store,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # The life of a made-up log.
 LOG_ID = LogId("1d" * 16)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.mutations import Mutation, StaleMutationError, applied, replaced
 from wal3_core.store.backends.local import LocalStore, _etag
 from wal3_core.store.object_store import FolderStore, check_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TESTS = Path(__file__).parent
 ETAG = Mutation("etag of nothing", "_etag", "hashlib.sha256(_)", "hashlib.sha256(b'')")

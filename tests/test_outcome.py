@@ -8,6 +8,7 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import (
     FIRST_COMPLETED,
     FIRST_EXCEPTION,
@@ -18,16 +19,13 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
-from typing import TYPE_CHECKING
+from functools import partial
+from types import FrameType
 
 import pytest
 
 from wal3_core.runtime import Cache, CancellableOutcome, Outcome, map_ahead, shared_runtime
 from wal3_core.workers import COMMON
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 DONE_S_MAX = 60
 
@@ -199,28 +197,51 @@ def test_those_whom_an_interrupted_thread_has_left_asleep_are_woken() -> None:
     assert awake.wait(DONE_S_MAX)
 
 
+def interrupted(act: Callable[[], object], line: int) -> bool:
+    """Interrupt what is done at a line of the module of outcomes; return whether it came so far."""
+    source, lines = vars(sys.modules[Outcome.__module__])["__file__"], [0]
+
+    def interrupt(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code.co_filename != source:
+            return None
+        lines[0] += event == "line"
+        if lines[0] == line:
+            raise KeyboardInterrupt
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)  # type: ignore[arg-type]
+    with contextlib.suppress(KeyboardInterrupt):
+        act()
+    sys.settrace(before)
+    return lines[0] >= line
+
+
 def test_wait_that_is_interrupted_leaves_a_finished_future_that_says_so() -> None:
     """Regression: the standard library's functions over several futures never returned it again."""
-    source = vars(sys.modules[Outcome.__module__])["__file__"]
-    for stop in range(1, 1000):
-        outcome, lines = Outcome[int](), [0]
+    for line in range(1, 1000):
+        outcome = Outcome[int]()
         outcome.set_result(1)
 
-        def interrupt(frame: FrameType, event: str, _: object, lines: list[int] = lines, stop: int = stop) -> object:
-            if frame.f_code.co_filename != source:
-                return None
-            lines[0] += event == "line"
-            if lines[0] == stop:
-                raise KeyboardInterrupt
-            return interrupt
+        came_so_far = interrupted(partial(wait, [outcome], DONE_S_MAX), line)
 
-        before = sys.gettrace()
-        sys.settrace(interrupt)  # type: ignore[arg-type]
-        with contextlib.suppress(KeyboardInterrupt):
-            wait([outcome], DONE_S_MAX)
-        sys.settrace(before)
-        assert wait([outcome], 0).done == {outcome}, f"interrupted at line {stop}"
-        if lines[0] < stop:
+        assert wait([outcome], 0).done == {outcome}, f"interrupted at line {line}"
+        if not came_so_far:
+            return
+
+
+def test_cache_that_is_interrupted_has_as_much_room_as_before() -> None:
+    """Regression: each interrupt could take away the room of one value, for ever."""
+    for line in range(1, 1000):
+        cache = Cache[int](shared_runtime(), 2, lambda _: 1)
+        cache.keep("first", 1)
+
+        came_so_far = interrupted(partial(cache.keep, "second", 2), line)
+
+        cache.keep("third", 3)
+        cache.keep("fourth", 4)
+        assert (cache.get("third"), cache.get("fourth")) == (3, 4), f"interrupted at line {line}"
+        if not came_so_far:
             return
 
 

@@ -6,15 +6,12 @@ import gc
 import random
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from wal3_core.runtime.threads import _TOPICS_KEPT_MAX, WORKERS_MAX, ThreadRuntime
 from wal3_core.workers import COMMON, Caps, Share, TaskQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DONE_S_MAX = 60
 TASKS = 3000

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from tests.effort import every
 from tests.stores import FaultyStore, content, life_path, life_store
 from wal3_core import LogReader, LogWriter, MemoryStore
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CLOCK
 from wal3_core.format.position import LogPosition
-from wal3_core.format.snapshot import SnapshotPointer
-from wal3_core.log.collect.collector import CollectionReport, Collector, collect
+from wal3_core.format.snapshot import Pointer, SnapshotPointer
+from wal3_core.log.collect.collector import CollectionReport, Collector, Plan, collect
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import Done, FolderStore, log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.log.collect.planner import Plan
-    from wal3_core.store.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
+from wal3_core.store.object_store import Buffer, Done, Etag, FolderStore, ObjectMeta, ObjectStore, PutOutcome, log_store
 
 LOG = "a"
-# With 1 every request is tried.
-STRIDE = int(os.environ.get("WAL3_TEST_STRIDE", "3"))
+STRIDE = every(3)
 TEN_YEARS_S = 10 * 365 * 24 * 3600
 # The smallest tree possible; no interval ends while a test runs.
 SMALL = SnapshotOptions(

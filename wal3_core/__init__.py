@@ -3,21 +3,21 @@
 A name is imported when it is first used, so that ``import wal3_core`` costs nothing.
 """
 
-import typing as _typing
 from importlib import import_module as _import_module
 
-# For type checkers; ``_MODULES`` below says the same at run time.
-if _typing.TYPE_CHECKING:
+# True for type checkers. The import of ``typing`` takes longer than all else here.
+TYPE_CHECKING = False
+# ``_MODULES`` below says the same at run time.
+if TYPE_CHECKING:
     from wal3_core.compaction.compactor import KeyCompactor as KeyCompactor
-    from wal3_core.compaction.dropped import DropReason as DropReason
+    from wal3_core.compaction.engine import DropReason as DropReason
     from wal3_core.compaction.engine import Engine as Engine
-    from wal3_core.compaction.receipt import Erased as Erased
-    from wal3_core.compaction.receipt import ListGone as ListGone
-    from wal3_core.compaction.receipt import Receipt as Receipt
     from wal3_core.compaction.reports import KeyCompactionPlan as KeyCompactionPlan
     from wal3_core.compaction.reports import KeyCompactionReport as KeyCompactionReport
-    from wal3_core.compaction.reports import KeyCompactorOptions as KeyCompactorOptions
     from wal3_core.compaction.reports import KeyInstallReport as KeyInstallReport
+    from wal3_core.compaction.verifying import Erased as Erased
+    from wal3_core.compaction.verifying import ListGone as ListGone
+    from wal3_core.compaction.verifying import Receipt as Receipt
     from wal3_core.compaction.verifying import Verification as Verification
     from wal3_core.errors import AppendError as AppendError
     from wal3_core.errors import AppendReplacedError as AppendReplacedError
@@ -71,7 +71,6 @@ if _typing.TYPE_CHECKING:
     from wal3_core.fleet.fleet import Fleet as Fleet
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
-    from wal3_core.fleet.open_logs import FleetOptions as FleetOptions
     from wal3_core.format.cursor import Cursor as Cursor
     from wal3_core.format.cursor import Extension as Extension
     from wal3_core.format.cursor import Owner as Owner
@@ -99,13 +98,13 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.collect.collector import Collector as Collector
     from wal3_core.log.collect.collector import MarkedGarbage as MarkedGarbage
     from wal3_core.log.collect.collector import NotPruned as NotPruned
+    from wal3_core.log.collect.collector import Plan as Plan
     from wal3_core.log.collect.collector import collect as collect
     from wal3_core.log.collect.deleter import Deleter as Deleter
     from wal3_core.log.collect.deleter import DeletionPart as DeletionPart
     from wal3_core.log.collect.deleter import DeletionReport as DeletionReport
     from wal3_core.log.collect.deleter import DueDocument as DueDocument
-    from wal3_core.log.collect.planner import Plan as Plan
-    from wal3_core.log.collect.references import Retainer as Retainer
+    from wal3_core.log.collect.deleter import Retainer as Retainer
     from wal3_core.log.maintain.bootstrap import BootstrapReport as BootstrapReport
     from wal3_core.log.maintain.bootstrap import Origin as Origin
     from wal3_core.log.maintain.bootstrap import bootstrap as bootstrap
@@ -127,28 +126,30 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport as SnapshotCompactionReport
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor as SnapshotCompactor
     from wal3_core.log.maintain.snapshot_compactor import SnapshotPlan as SnapshotPlan
-    from wal3_core.log.read.consumed import ConsumedRecord as ConsumedRecord
-    from wal3_core.log.read.consumed import Lag as Lag
+    from wal3_core.log.read.consumer import ConsumedRecord as ConsumedRecord
     from wal3_core.log.read.consumer import Consumer as Consumer
+    from wal3_core.log.read.consumer import Lag as Lag
     from wal3_core.log.read.following import Following as Following
     from wal3_core.log.read.following import Waiting as Waiting
     from wal3_core.log.read.reader import LogReader as LogReader
     from wal3_core.log.read.reader import open_pinned as open_pinned
     from wal3_core.log.read.reader import pinned_records as pinned_records
+    from wal3_core.log.read.scan import StoredFile as StoredFile
+    from wal3_core.log.read.scan import Walk as Walk
     from wal3_core.log.read.scrub import Problem as Problem
     from wal3_core.log.read.scrub import ScrubReport as ScrubReport
     from wal3_core.log.read.scrub import scrub as scrub
     from wal3_core.log.read.succession import follow_across as follow_across
     from wal3_core.log.read.succession import records_across as records_across
-    from wal3_core.log.read.walk import StoredFile as StoredFile
-    from wal3_core.log.read.walk import Walk as Walk
     from wal3_core.log.tree.shape import Shape as Shape
+    from wal3_core.log.write.appends import Marks as Marks
     from wal3_core.log.write.commit_results import ResumeReport as ResumeReport
-    from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
     from wal3_core.log.write.writer import LogWriter as LogWriter
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
+    from wal3_core.options import FleetOptions as FleetOptions
+    from wal3_core.options import KeyCompactorOptions as KeyCompactorOptions
     from wal3_core.options import Limits as Limits
     from wal3_core.options import ReaderOptions as ReaderOptions
     from wal3_core.options import RetryOptions as RetryOptions
@@ -181,9 +182,9 @@ if _typing.TYPE_CHECKING:
     from wal3_core.views.keyed.keyed_consumer import KeyedConsumer as KeyedConsumer
     from wal3_core.views.keyed.keyed_log import KeyedLog as KeyedLog
     from wal3_core.views.keyed.keyed_log import KeyedScan as KeyedScan
-    from wal3_core.views.keyed.ranges import Excluded as Excluded
-    from wal3_core.views.keyed.ranges import Included as Included
-    from wal3_core.views.keyed.shared_reads import KeyedOptions as KeyedOptions
+    from wal3_core.views.keyed.reads import Excluded as Excluded
+    from wal3_core.views.keyed.reads import Included as Included
+    from wal3_core.views.keyed.reads import KeyedOptions as KeyedOptions
     from wal3_core.views.queue.delay_queue import DelayQueue as DelayQueue
     from wal3_core.views.queue.loading import is_queue as is_queue
     from wal3_core.views.queue.loading import read_queue_dead as read_queue_dead
@@ -217,11 +218,9 @@ if _typing.TYPE_CHECKING:
 # The public names of each module.
 _MODULES = {
     "wal3_core.compaction.compactor": "KeyCompactor",
-    "wal3_core.compaction.dropped": "DropReason",
-    "wal3_core.compaction.engine": "Engine",
-    "wal3_core.compaction.receipt": "Erased ListGone Receipt",
-    "wal3_core.compaction.reports": "KeyCompactionPlan KeyCompactionReport KeyCompactorOptions KeyInstallReport",
-    "wal3_core.compaction.verifying": "Verification",
+    "wal3_core.compaction.engine": "DropReason Engine",
+    "wal3_core.compaction.reports": "KeyCompactionPlan KeyCompactionReport KeyInstallReport",
+    "wal3_core.compaction.verifying": "Erased ListGone Receipt Verification",
     "wal3_core.errors": (
         "AppendError AppendReplacedError BackPressureError ClosedError CollectionRefusedError ConditionNotMetError"
         " ContentionError CorruptError CursorConflictError FeedMovedError FencedError GarbageCollectedError"
@@ -236,7 +235,6 @@ _MODULES = {
     "wal3_core.fleet.dirty.rollup_plan": "Decision MarkedLog MarkerRange RollUpOptions RollUpPlan RollUpTime",
     "wal3_core.fleet.discovery": "list_logs",
     "wal3_core.fleet.fleet": "Fleet FleetStats HeldWriter",
-    "wal3_core.fleet.open_logs": "FleetOptions",
     "wal3_core.format.cursor": "Cursor Extension Owner",
     "wal3_core.format.fragment": "FragmentPointer",
     "wal3_core.format.garbage": "Garbage",
@@ -250,10 +248,8 @@ _MODULES = {
     "wal3_core.format.record": "Message Record",
     "wal3_core.format.setsum": "Setsum",
     "wal3_core.format.snapshot": "Snapshot SnapshotPointer",
-    "wal3_core.log.collect.collector": "CollectionReport Collector MarkedGarbage NotPruned collect",
-    "wal3_core.log.collect.deleter": "Deleter DeletionPart DeletionReport DueDocument",
-    "wal3_core.log.collect.planner": "Plan",
-    "wal3_core.log.collect.references": "Retainer",
+    "wal3_core.log.collect.collector": "CollectionReport Collector MarkedGarbage NotPruned Plan collect",
+    "wal3_core.log.collect.deleter": "Deleter DeletionPart DeletionReport DueDocument Retainer",
     "wal3_core.log.maintain.bootstrap": "BootstrapReport Origin bootstrap",
     "wal3_core.log.maintain.copy.copier": "CopyReport LogAt copy",
     "wal3_core.log.maintain.copy.update": "CopyUpdateReport update_copy",
@@ -261,21 +257,20 @@ _MODULES = {
     "wal3_core.log.maintain.repair": "RepairReport repair_log",
     "wal3_core.log.maintain.sealer": "create_successor migrate seal",
     "wal3_core.log.maintain.snapshot_compactor": "SnapshotCompactionReport SnapshotCompactor SnapshotPlan",
-    "wal3_core.log.read.consumed": "ConsumedRecord Lag",
-    "wal3_core.log.read.consumer": "Consumer",
+    "wal3_core.log.read.consumer": "ConsumedRecord Consumer Lag",
     "wal3_core.log.read.following": "Following Waiting",
     "wal3_core.log.read.reader": "LogReader open_pinned pinned_records",
     "wal3_core.log.read.scrub": "Problem ScrubReport scrub",
     "wal3_core.log.read.succession": "follow_across records_across",
-    "wal3_core.log.read.walk": "StoredFile Walk",
+    "wal3_core.log.read.scan": "StoredFile Walk",
     "wal3_core.log.tree.shape": "Shape",
     "wal3_core.log.write.commit_results": "ResumeReport",
-    "wal3_core.log.write.marking": "Marks",
+    "wal3_core.log.write.appends": "Marks",
     "wal3_core.log.write.stats": "WriterStats",
     "wal3_core.log.write.writer": "LogWriter",
     "wal3_core.options": (
-        "CollectorOptions ConsumerOptions Limits ReaderOptions RetryOptions SnapshotCompactorOptions SnapshotOptions"
-        " View WriterOptions"
+        "CollectorOptions ConsumerOptions FleetOptions KeyCompactorOptions Limits ReaderOptions RetryOptions"
+        " SnapshotCompactorOptions SnapshotOptions View WriterOptions"
     ),
     "wal3_core.runtime.open_telemetry": "enable_metrics",
     "wal3_core.runtime.port": "Runtime",
@@ -295,8 +290,7 @@ _MODULES = {
     "wal3_core.views.keyed.key_count": "KeyCount",
     "wal3_core.views.keyed.keyed_consumer": "KeyedConsumer",
     "wal3_core.views.keyed.keyed_log": "KeyedLog KeyedScan",
-    "wal3_core.views.keyed.ranges": "Excluded Included",
-    "wal3_core.views.keyed.shared_reads": "KeyedOptions",
+    "wal3_core.views.keyed.reads": "Excluded Included KeyedOptions",
     "wal3_core.views.queue.delay_queue": "DelayQueue",
     "wal3_core.views.queue.loading": (
         "is_queue read_queue_dead read_queue_definition read_queue_head read_queue_item read_queue_stats"
@@ -313,7 +307,7 @@ __all__ = tuple(sorted(_HOMES))
 
 
 # A type checker that saw it would accept any name.
-if not _typing.TYPE_CHECKING:
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
@@ -325,6 +319,9 @@ if not _typing.TYPE_CHECKING:
         # The next use finds it without this function.
         value = globals()[name] = getattr(_import_module(_HOMES[name]), name)
         return value
+
+
+del TYPE_CHECKING
 
 
 def __dir__() -> list[str]:

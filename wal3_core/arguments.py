@@ -13,15 +13,13 @@ import math
 import numbers
 import operator
 import sys
-from typing import TYPE_CHECKING, ParamSpec, SupportsIndex, TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from wal3_core.errors import InvalidRequestError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    # Takes a value and the name of its argument; returns a plain value, or raises InvalidRequestError.
-    Check = Callable[[object, str], object]
+# Takes a value and the name of its argument; returns a plain value, or raises InvalidRequestError.
+Check = Callable[[object, str], object]
 
 P = ParamSpec("P")
 T = TypeVar("T")

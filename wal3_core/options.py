@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
-from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text, wrong
+from wal3_core.arguments import Check, checked, flag, instance_of, integer, make_plain, number, optional, text, wrong
 from wal3_core.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from dataclasses import Field
-
-    from wal3_core.arguments import Check
 
 KIB = 2**10
 MIB = 2**20
@@ -47,6 +42,9 @@ TIMEOUT_S = 120.0
 POINTERS_MAX = 100_000
 # A manifest's pointers: with more, rolls fail. They leave some forty at most, however large the log is.
 UNROLLED_POINTERS = 100
+# The least limit of unprocessed records: a busy log gets more while its consumers handle one batch.
+UNPROCESSED_MIN = 1000
+UNPROCESSED_MAX = 2**63 - 1
 # Cursors, or pins, that are loaded ahead of the caller.
 CURSORS_AHEAD = 16
 PINS_AHEAD = 16
@@ -99,8 +97,7 @@ def check_range(name: str, value: float | None, least: float, most: float) -> No
     """Refuse the value of an option that is out of its range, unless it is None."""
     # This form also refuses NaN.
     if value is not None and not least <= value <= most:
-        message = f"option {name}: expected a number from {least} to {most}, found {value}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"option {name}: expected a number from {least} to {most}, found {value}")
 
 
 class Options:
@@ -200,6 +197,26 @@ def of_view(options: WriterOptions | None, view: View) -> WriterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions(Options):
+    """How many logs a fleet has open, and how much it holds in memory.
+
+    At most ``logs_open_max`` logs are open at a time, each of which takes some 45 KiB; of those without work, the one
+    used least recently is closed for another. At most ``bytes_held_max`` bytes of appends of all logs together wait
+    to become durable; callers wait for more. With ``creates``, a log that does not exist is created at its first
+    append. ``writer`` has the limits of each log's writer.
+
+    Appends to a log with more than ``unprocessed_max`` unprocessed records are refused with BackPressureError; a log's
+    policy may set another limit. None: only logs whose policy has a limit are refused.
+    """
+
+    logs_open_max: int = field(default=5000, metadata=within(1, 10**6))
+    bytes_held_max: int = field(default=512 * MIB, metadata=within(1, _BYTES_MAX))
+    creates: bool = False
+    unprocessed_max: int | None = field(default=None, metadata=within(UNPROCESSED_MIN, UNPROCESSED_MAX))
+    writer: WriterOptions = field(default_factory=WriterOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions(Options):
     """Limits of one log's reader.
 
@@ -268,8 +285,7 @@ class Limits:
             value = getattr(self, name)
             # 2**64 itself is the exclusive limit of all offsets.
             if value is not None and not 0 <= value <= 2**64:
-                message = f"limit {name}: expected a number from 0 to 2**64, found {value}"
-                raise InvalidRequestError(message)
+                raise InvalidRequestError(f"limit {name}: expected a number from 0 to 2**64, found {value}")
 
     @checked(num_bytes=integer)
     def without(self, num_bytes: int) -> Limits:
@@ -326,4 +342,26 @@ class SnapshotCompactorOptions(Options):
     requests_ahead: int = field(default=8, metadata=within(1, _COUNT_MAX))
     rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
     plans_max: int = field(default=16, metadata=within(1, _COUNT_MAX))
+    retry: RetryOptions = field(default_factory=RetryOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCompactorOptions(Options):
+    """How passes of key compaction run.
+
+    ``snapshots`` is the shape of the tree that the log's writers keep. ``requests_ahead`` objects are read or written
+    at a time. A change of the manifest is tried ``rebases_max`` times; a pass is planned again ``plans_max`` times when
+    maintenance or a cursor got in its way. ``bytes_per_s_max`` limits what it reads and writes of fragments, all tasks
+    together, None for no limit.
+    ``fragment_expanded_bytes_max`` limits the memory for one fragment.
+    """
+
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+    requests_ahead: int = field(default=4, metadata=within(1, _COUNT_MAX))
+    rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
+    plans_max: int = field(default=8, metadata=within(1, _COUNT_MAX))
+    # Slower than a kilobyte a second is a mistake, and 0 would never end.
+    bytes_per_s_max: int | None = field(default=None, metadata=within(1024, _BYTES_MAX))
+    fragment_expanded_bytes_max: int = field(default=FRAGMENT_EXPANDED_BYTES_MAX, metadata=within(1, _BYTES_MAX))
+    snapshots_loaded_max: int = field(default=256, metadata=within(0, _COUNT_MAX))
     retry: RetryOptions = field(default_factory=RetryOptions)

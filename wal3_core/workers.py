@@ -17,16 +17,14 @@ import contextlib
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    Task = Callable[[], None]
+Task = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

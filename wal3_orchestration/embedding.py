@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from dagster import Definitions
 from dagster_aws.s3 import S3Resource
+from dagster_pyspark import LazyPySparkResource
 
 from wal3_core import InvalidRequestError
 from wal3_orchestration import defs
@@ -21,11 +22,6 @@ from wal3_orchestration.resources import (
     spark_resource,
     without_password,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dagster_pyspark import LazyPySparkResource
 
 OWNERS_VARIABLE = "WAL3_OWNERS"
 RUNBOOK_VARIABLE = "WAL3_RUNBOOK"
@@ -52,8 +48,7 @@ def wal3_definitions(  # noqa: PLR0913 - one for each resource
     Dagster would not accept, and when no store is named.
     """
     if not _NAME.fullmatch(name):
-        message = f"name: expected letters, digits and _, beginning with a letter, found {name!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"name: expected letters, digits and _, beginning with a letter, found {name!r}")
     if not isinstance(store, StoreResource):
         store = StoreResource.from_environment() if store is None else StoreResource(store=store, s3=S3Resource())
     if key_prefix is None:

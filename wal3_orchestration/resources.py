@@ -54,8 +54,7 @@ def _check_numbers(resource: object) -> object:
     """Refuse NaN: no number exceeds it, so no check would warn. All are limits, ages or counts: none is below 0."""
     for name, value in vars(resource).items():
         if isinstance(value, int | float) and (math.isnan(value) or value < 0):
-            message = f"{name}: expected a number that is not negative, found {value}"
-            raise ValueError(message)
+            raise ValueError(f"{name}: expected a number that is not negative, found {value}")
     return resource
 
 
@@ -139,8 +138,7 @@ def spark_session(spark: LazyPySparkResource) -> SparkSession:
         problem = java_problem() if error.getCondition() == "JAVA_GATEWAY_EXITED" else None
         if problem is None:
             raise
-        message = f"Spark did not start: {problem}. {_WHEN}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"Spark did not start: {problem}. {_WHEN}") from error
     return session
 
 

@@ -13,19 +13,15 @@ import os
 import subprocess
 import tempfile
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
-from wal3_core import AppendError, InvalidRequestError, Limits, Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from wal3_core import LogPosition, LogReader, LogWriter, Record
+from wal3_core import AppendError, InvalidRequestError, Limits, LogPosition, LogReader, LogWriter, Message, Record
 
 _READ_BYTES = 2**20
 # This many requests of 65 bytes fit into a pipe of 64 KiB: writing them never waits for a reader.

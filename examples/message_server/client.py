@@ -14,19 +14,15 @@ import random
 import sys
 import uuid
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, WebSocketException
 
 from examples.message_server.frames import BAD_FRAME, UNACKNOWLEDGED_MAX, Frame, decoded, encoded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from types import TracebackType
-
-    from websockets.asyncio.client import ClientConnection
 
 URL = "ws://127.0.0.1:8765/socket"
 PAUSE_S_MIN = 0.1

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeGuard
 
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from examples.message_server.frames import (
     BAD_FRAME,
@@ -20,13 +20,10 @@ from examples.message_server.frames import (
     decoded,
     encoded,
 )
-from wal3_core import AtTime, GarbageCollectedError, InvalidRequestError, LogError, LogReplacedError
+from wal3_core import AtTime, GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogReplacedError
 
 if TYPE_CHECKING:
-    from starlette.websockets import WebSocket
-
     from examples.message_server.memory import Follower, Memory
-    from wal3_core import LogPosition
 
 # A client that takes nothing for so long is disconnected, and gets the rest when it comes back.
 SEND_S_MAX = 30.0

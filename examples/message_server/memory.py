@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from examples.message_server.frames import UNACKNOWLEDGED_MAX, encoded
 from wal3_core import (
     AtTime,
+    FeedMessage,
     FeedMovedError,
     FeedReader,
     FeedWriter,
     LogPosition,
     LogReader,
+    ObjectStore,
     OverloadedError,
     ReaderOptions,
     Stray,
     WriterOptions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from wal3_core import FeedMessage, ObjectStore
 
 log = logging.getLogger("message-server")
 T = TypeVar("T")

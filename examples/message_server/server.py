@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ from examples.message_server.memory import HELD_BYTES_MAX, Memory
 from wal3_core import LogError, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from starlette.requests import Request
     from starlette.websockets import WebSocket
 

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from wal3_core import LogWriter, Message, open_store
 from wal3_core.spark import local_session
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
 
 PAYMENTS, TOTALS = "payments", "totals"
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from wal3_core import LogWriter, Message, open_store
 from wal3_core.spark import local_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 CUSTOMERS, PAYMENTS = "shop/customers", "shop/payments"
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster import RunRequest
+from dagster import DagsterInstance, RunRequest
 
 from wal3_core import CursorStore, LogPosition
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pytest
     from conftest import Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 # What the daily schedule starts.
 PLAN_ALL = RunRequest(job_name="garbage_plan_sweep", tags={COLLECT_TAG: "true"})

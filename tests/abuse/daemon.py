@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster import DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from tests.orchestration import daemons
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
-    from dagster import DagsterInstance
 
 WAIT_S_MAX = 500
 UNDER_WAY = [

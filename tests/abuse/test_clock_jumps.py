@@ -5,28 +5,26 @@ The store's clock, by which garbage waits, does not jump with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import RunRequest, SensorResult, build_sensor_context
+from dagster import DagsterInstance, RunRequest, SensorResult, build_sensor_context
 
 from tests.orchestration.checked import keys
 from tests.orchestration.dirty import AT_ONCE, Sensor, waiting
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.sensors import request_deletion
 from wal3_orchestration.framework import triggers
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Run, Tick, Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 HOUR_S, DAY_S = 3_600, 24 * 3_600
 JUMPS = [HOUR_S, -HOUR_S, 2 * DAY_S, -2 * DAY_S]

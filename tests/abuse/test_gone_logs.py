@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import RunRequest
+from dagster import DagsterInstance, RunRequest, SensorResult
 
 from tests.orchestration.checked import check_of, recorded_by
 from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, destroy, open_store
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Tick
-    from dagster import DagsterInstance, SensorResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 # Each with the asset of its last step.
 SWEEPS = {

@@ -6,27 +6,25 @@ Every run is a process of its own, without the queue or the pool that separates 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.orchestration.interrupting import await_runs, cancel, fleet, gate, gates, instance, kill, start
+from tests.orchestration.interrupting import Start, await_runs, cancel, fleet, gate, gates, instance, kill, start
 from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import COMPACTED, append, compact_by_key, keys_of
 from tests.stores import life_store
 from wal3_core import LogReader, scrub
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Run
     from dagster import DagsterInstance
 
-    from tests.orchestration.interrupting import Start
-    from wal3_core.store.object_store import ObjectStore
 
 __all__ = ["fleet", "gate", "gates", "instance", "start"]
 

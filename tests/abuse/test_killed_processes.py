@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from tests.abuse.collectable import PLAN_ALL, make_collectable
 from tests.abuse.daemon import eager_daemon, eventually, under_way
 from tests.orchestration.phased_store import GATES_VARIABLE
 from wal3_core import LogReader, scrub
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs import lost_runs
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
 
     from conftest import Run, Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 # Between announce and prune, and between prune and mark; no gate stops what happens to the third.
 LOGS = ["gate/after-announced", "gate/after-cut", "gate/quiet"]

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import RunRequest
+from dagster import DagsterInstance, RunRequest
 
 from tests.orchestration.checked import asked, found_bad, recorded_by
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number:02}" for number in range(100)]
 BAD = "log-42"

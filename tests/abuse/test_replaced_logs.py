@@ -5,6 +5,7 @@ No step fails for it, nothing of the new log is lost, and nothing keeps it from 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -31,9 +32,10 @@ from wal3_core import (
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.fleet.survey import survey_log
-from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.collector import Collector, Plan
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.assets import (
     COLLECTION,
     DELETION,
@@ -50,14 +52,10 @@ from wal3_orchestration.framework.step import HERE
 from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Run
     from dagster import DagsterInstance
 
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.log.collect.planner import Plan
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 SCOPE = StoreScope()

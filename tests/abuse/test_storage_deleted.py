@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,16 +17,14 @@ from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.deployment import settings
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Write
 
-    from wal3_core.store.object_store import ObjectStore
 
 COLLECTED = ["planned", "announced", "pruned"]
 LOGS = [*COLLECTED, "merged"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus, SensorResult, build_sensor_context
 
 from tests.abuse.collectable import PLAN_ALL, make_collectable
 from tests.abuse.daemon import eager_daemon, eventually, under_way
@@ -15,6 +16,7 @@ from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.delay_queues import observe_queues
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
@@ -26,12 +28,8 @@ from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Run, Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number}" for number in range(5)]
 TICKS = (

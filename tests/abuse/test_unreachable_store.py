@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, RunRequest
+from dagster import AssetKey, DagsterInstance, RunRequest
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 
 from tests.abuse.daemon import eager_daemon, ended, eventually, under_way
 from tests.orchestration.daemons import running_daemon
-from tests.processes.fault_proxy import fault_proxy
+from tests.processes.fault_proxy import FaultProxy, fault_proxy
 from tests.s3_server import new_s3_url
 from wal3_core import LogWriter, open_store
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
     from conftest import Run
-    from dagster import DagsterInstance
 
-    from tests.processes.fault_proxy import FaultProxy
 
 REAL_S = float(os.environ.get("WAL3_TEST_OUTAGE_S", "0"))
 OUTAGE_S = REAL_S or 20.0

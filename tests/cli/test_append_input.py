@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -22,14 +23,11 @@ from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store, seal
 from wal3_core.cli.commands.append import Appending
 from wal3_core.cli.shell.input import StopSignals, message_of_raw
+from wal3_core.store.object_store import ObjectStore
 
 from .conftest import PROGRAM, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
-
     from .conftest import Command
 
 DEADLINE_S = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore
@@ -11,8 +12,6 @@ from wal3_core import StoreDeniedError, open_store
 from .conftest import Command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 

@@ -10,11 +10,10 @@ import pytest
 from tests.spec.rolling import begun, grow, mark, marked, place_of
 from tests.stores import damage
 from wal3_core import CursorStore, LogPosition, UnavailableError
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
-
     from .conftest import Command
 
 

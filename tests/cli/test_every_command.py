@@ -6,8 +6,8 @@ The commands are those of the program itself, so that a new one, or a new argume
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -18,9 +18,6 @@ from wal3_core.cli.program import command as imported
 from wal3_core.cli.types import Decimal, Duration, LogOffset, Name, Time, Whole
 
 from .conftest import Command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
 WIDTH = 80

@@ -92,7 +92,7 @@ def test_lost_fragment_is_a_finding_with_its_own_exit_code_and_keeps_the_evidenc
     shutil.rmtree(ledgers)
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) -> None:
     """Regression: it was shown after the removal, and an error there lost it."""
     with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json") as program:

@@ -15,13 +15,12 @@ from tests.programs import Program
 from tests.spec.rolling import grow
 from tests.stores import damage
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogWriter, PolicyStore, destroy
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 from .conftest import PROGRAM, Process
 
 if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
-
     from .conftest import Command
 
 DEADLINE_S = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +13,6 @@ from wal3_core.cli.program import cli
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .conftest import Command
 
 # In an order in which each finds what it needs. The fields are a promise: docs/cli.md.

@@ -17,18 +17,16 @@ from wal3_core.format.paths import key_rollup_path
 from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 
 if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
-
     from .conftest import Command
 
 CHANGES = [f'{{"key": "k{key}", "body": "{body}"}}\n' for body in "ab" for key in range(3)]
 # Lists a process's threads before and after a list of dropped records is read.
 THREADS = """
 import os
-from wal3_core.compaction.dropped import DROPPED, dropped_from_bytes, dropped_to_bytes
+from wal3_core.compaction.engine import DROPPED, dropped_from_bytes, dropped_to_bytes
 data = bytes(dropped_to_bytes(DROPPED.empty_table()))
 before = set(os.listdir("/proc/self/task"))
 dropped_from_bytes(data, "a list")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
-from rich.progress import Progress
+from rich.progress import Progress, Task
 
 from wal3_core.cli.shell.output import _RateColumn
 
 from .conftest import Process, on_terminal
-
-if TYPE_CHECKING:
-    from rich.progress import Task
 
 
 def paced(total: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from .conftest import Command, on_terminal
 from .test_completion import completed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.programs import Program
 
     from .conftest import Process

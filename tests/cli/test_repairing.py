@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.stores import life_store
 from wal3_core import LogReader, open_store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .conftest import Command
 
 

@@ -19,16 +19,14 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store import doctor
+from wal3_core.store.doctor import DoctorReport
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.store.open_store import open_store
 
 from .conftest import on_terminal
 
 if TYPE_CHECKING:
-    from wal3_core.store.doctor import DoctorReport
-    from wal3_core.store.object_store import ObjectStore
-
     from .conftest import Command
 
 FEW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,9 +13,6 @@ from wal3_core.cli.program import cli
 from wal3_core.fleet.identity import store_identity
 
 from .conftest import Command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITHOUT_LOG = [
     ("ls",),

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -23,11 +24,7 @@ from tests.cluster.worker_python import make_worker_python, zip_library
 from tests.processes.fault_proxy import listening
 from wal3_core import open_store
 from wal3_core.spark import register
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "submitted.py"
 SUBMIT_S = 540

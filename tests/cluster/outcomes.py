@@ -15,10 +15,10 @@ from wal3_core.format.paths import FRAGMENT_FOLDER
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from tests.cluster.submitted import Done
-    from wal3_core.store.object_store import ObjectStore
 
 FRAGMENTS = 24
 KEYS, KEYED_RECORDS = 50, 1200

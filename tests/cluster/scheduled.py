@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, ExecuteInProcessResult
 from pyspark import SparkContext
 
 from tests.orchestration.conftest import SILENT
 from tests.orchestration.dirty import AT_ONCE, Sensor
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.framework.scope import LOGS_NAME
-
-if TYPE_CHECKING:
-    from dagster import ExecuteInProcessResult
 
 _ON_SPARK = {"spark_logs_min": 1, "spark_bytes_min": 1, "spark_objects_min": 1, "interval_s": 0.001}
 RETRIED = {"tasks retried", "executors lost", "retried because"}

@@ -8,17 +8,15 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 
 from tests.s3_server import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 SPARK_HOME = Path(pyspark.__file__).parent
 DEADLINE_S = 90

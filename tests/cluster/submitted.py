@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -18,13 +19,10 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import SparkEngine, register, verify_logs
-from wal3_core.spark.collect import delete_objects, plan_collections
-from wal3_core.spark.rollup import plan_rollups
+from wal3_core.spark.maintenance import delete_objects, plan_collections, plan_rollups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.compaction.retried import Retried
+    from wal3_core.compaction.reports import Retried
 
     Done = dict[str, Any]
 

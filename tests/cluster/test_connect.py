@@ -6,21 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from tests.cluster.conftest import PROGRAM, finished, printed, submitting
+from tests.cluster.conftest import PROGRAM, Machines, finished, printed, submitting
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.spark_cluster import wait_until
 from tests.cluster.submitted import JOBS, LIBRARY_VARIABLE
 from tests.s3_server import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 

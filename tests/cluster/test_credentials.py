@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.cluster.conftest import submit
+from tests.cluster.conftest import Machines, submit
 from tests.cluster.machines import PROFILE, PROFILE_KEY, ROLE_KEY
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import JOBS, READ
 from wal3_core.spark import verify_logs
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
-    from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
 
 EXECUTORS_KEY = "key-of-the-executors"
 

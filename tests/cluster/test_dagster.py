@@ -6,16 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.cluster.conftest import finished, printed
+from tests.cluster.conftest import Machines, finished, printed
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import COLLECTED, KEYED, READ, done
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import JOBS
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

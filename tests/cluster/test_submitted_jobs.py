@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.cluster.conftest import submit
+from tests.cluster.conftest import Machines, submit
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import JOBS
 from tests.cluster.worker_python import make_worker_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def test_all_jobs_submitted_to_workers_without_the_library_are_right(

@@ -6,20 +6,15 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.cluster.conftest import printed, submitting
+from tests.cluster.conftest import Machines, printed, submitting
 from tests.cluster.spark_cluster import wait_until
 from tests.cluster.zombie_program import PER_BATCH, STREAMS, WAIT_S
 from wal3_core import LogReader, LogWriter, destroy, seal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.cluster.conftest import Machines
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "zombie_program.py"
 # The others end with the batch that is staged twice.

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import venv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_orchestration.deployment import Deployment, write
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parent.parent.parent
 INSTALL_S = 580

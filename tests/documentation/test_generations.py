@@ -7,15 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_core import LogReader, LogWriter, Policy, PolicyStore, open_store, scrub
 from wal3_core.format.policy import Cleanup
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "production" / "backup.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,20 +15,17 @@ from examples.git_history.history import ingest, replay
 from tests.compacted_logs import compact
 from wal3_core.errors import ConditionNotMetError, InvalidRequestError
 from wal3_core.format.position import LogPosition
-from wal3_core.format.record import Message
+from wal3_core.format.record import Message, Record
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import CollectorOptions, WriterOptions
 from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from wal3_core import MemoryStore
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
 
 LOG = "history"
 IDENTITY = {

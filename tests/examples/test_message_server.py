@@ -7,26 +7,21 @@ import contextlib
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from examples.message_server.client import Follower, Publisher
+from examples.message_server.client import Follower, Publisher, Received
 from wal3_core import FeedReader, FeedWriter, open_store
 
 from .server_process import DEADLINE_S, ServerProcess, publish
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from examples.message_server.client import Received
 
 TOPICS = ("doors/front", "doors/back", "sensors/kitchen", "sensors/hall")
 GLOBS = (["*"], ["doors/*"], ["*/kitchen", "*/back"], ["sensors/h?ll"])

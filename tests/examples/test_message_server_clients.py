@@ -6,30 +6,26 @@ import asyncio
 import contextlib
 import json
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
 from examples.message_server import connection, memory
-from examples.message_server.client import Follower, Publisher, RefusedError
+from examples.message_server.client import Follower, Publisher, Received, RefusedError
 from examples.message_server.frames import BAD_FRAME, decoded, encoded
 from tests.spec.seals import collect as collected_to
-from wal3_core import FeedWriter, LogReader, open_store
+from wal3_core import FeedWriter, LogReader, MemoryStore, open_store
 
 from .server_process import DEADLINE_S, ServerProcess, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.websockets import WebSocket
-    from websockets.asyncio.client import ClientConnection
 
-    from examples.message_server.client import Received
-    from wal3_core import MemoryStore
 
 HELD_BYTES_MAX = 2**20
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
 from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 RUN = "run-20260101T120000Z-a1b2c3"
 LOG = "log-0007"

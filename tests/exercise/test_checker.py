@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,14 +11,20 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from wal3_core.exercise.checker import Violation, ViolationKind, check_log
-from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, LogLedger, ReadRecord
+from wal3_core.exercise.ledger import (
+    Append,
+    AppendOutcome,
+    EndSeen,
+    LogLedger,
+    ReadRecord,
+    Violation,
+    ViolationKind,
+    check_log,
+)
 
 from .histories import LATE_US, LOG, RUN, acknowledged, found_of, history, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .histories import Step
 
     # Makes a ledger wrong at one acknowledged append; names the kind, the offset and the record to be found.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from wal3_core.exercise.ledger import Append, AppendOutcome, EndSeen, Ledger, Problem, ReadRecord, read_part
 from wal3_core.exercise.load import LoadShape
 from wal3_core.exercise.report import Checked, Figures, Histogram, Summary, price_usd
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT = 2**24
 LOAD = LoadShape(seed=7, rate_per_s=300, logs=24, processes=3, body_bytes_max=LIMIT, bytes_per_s=2**20)

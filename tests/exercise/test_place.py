@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.stores import FaultyStore
-from wal3_core import Fleet, FleetOptions
+from wal3_core import Fleet, FleetOptions, MemoryStore
 from wal3_core.exercise.place import leftovers, log_name, remove, run_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 RUN = "run-20260101T120000Z-a1b2c3"
 

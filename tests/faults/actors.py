@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -39,7 +40,6 @@ from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.object_store import log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from random import Random
 
     from tests.faults.simulator import SimProcess, Simulation, Task

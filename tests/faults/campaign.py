@@ -11,11 +11,11 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.faults.chain_mutants import CHAIN_MUTANTS
 from tests.faults.chain_worlds import chain_story
@@ -30,9 +30,6 @@ from tests.faults.view_casts import drawn_view_story
 from tests.faults.view_mutants import KEYED_MUTANTS, READER_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.lanes import hash_all_in_lanes_if_asked
 from tests.mutations import Mutation, applied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 CHUNK = 25
 REPORT_S = 30.0

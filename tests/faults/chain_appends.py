@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tests.belongings import TABLE, Fate, Operation, Thing
-from tests.faults.history import REFUSED
-from tests.faults.oracle import BEFORE
+from tests.faults.history import REFUSED, Append
+from tests.faults.oracle import BEFORE, Oracle
 from wal3_core import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from tests.faults.chain_ledger import ChainLedger
-    from tests.faults.history import Append
-    from tests.faults.oracle import Oracle
 
 
 def check_appends(ledger: ChainLedger) -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import judged
+from tests.faults.actors import Stage, judged
 from tests.faults.chain_appends import check_appends, check_named
 from tests.faults.chain_moves import BACKUP, CHAIN, check_same, check_unmovable
 from tests.faults.collectors import collector_options
 from tests.faults.compactors import change_policy
 from tests.faults.history import Append
 from tests.faults.named_writers import FatefulStore, NamedHand, drawn_rows
-from tests.faults.simulator import NEVER_S
+from tests.faults.simulator import NEVER_S, SimProcess
 from tests.faults.store import SimStore
-from wal3_core import CursorStore, LogAt, LogNotFoundError, LogReader, LogWriter, Message, collect, scrub, update_copy
+from wal3_core import (
+    CursorStore,
+    LogAt,
+    LogNotFoundError,
+    LogReader,
+    LogWriter,
+    Message,
+    WriterOptions,
+    collect,
+    scrub,
+    update_copy,
+)
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, InvalidRequestError
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.policy import Policy
@@ -24,15 +36,10 @@ from wal3_core.log.maintain.sealer import create_successor
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.faults.actors import Stage
     from tests.faults.chain_ledger import ChainLedger
     from tests.faults.chain_owners import Consuming
     from tests.faults.chain_views import Owner
     from tests.faults.oracle import Oracle
-    from tests.faults.simulator import SimProcess
-    from wal3_core import WriterOptions
 
 
 def finish(

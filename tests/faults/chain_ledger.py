@@ -7,28 +7,26 @@ in each log of its chain, and what its owner passes must be done, or dropped by 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.belongings import TABLE, Fate, Operation, Thing
 from tests.faults.simulator import NEVER_S, START_US
 from wal3_core.format.cursor import Cursor
-from wal3_core.format.manifest import Manifest
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Announcement, Manifest
 from wal3_core.format.paths import MANIFEST, LogId
 from wal3_core.format.policy import Policy
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from tests.faults.actors import Stage
     from tests.faults.history import Append
     from tests.faults.lives import Names
     from tests.faults.named_ledger import NamedLedger
     from tests.faults.oracle import Oracle
     from wal3_core import Message
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Announcement
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,19 +17,18 @@ from wal3_core import (
     LogError,
     LogExistsError,
     LogNotFoundError,
+    Message,
 )
 from wal3_core.errors import CursorConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from random import Random
 
     from tests.faults.actors import Stage
     from tests.faults.chain_ledger import ChainLedger, Course
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core import Message
-    from wal3_core.log.read.consumed import ConsumedRecord
+    from wal3_core.log.read.consumer import ConsumedRecord
 
 
 EVERYTHING = 10_000

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.chain_owners import attempted, tell_gone
 from tests.faults.store import SimStore
 from tests.faults.view_consumers import PREFIX, TOPIC
-from wal3_core import FeedMovedError, FeedSubscription, Gap, GarbageCollectedError, KeyedLog, Message
+from wal3_core import (
+    Delivery,
+    FeedMovedError,
+    FeedSubscription,
+    Gap,
+    GarbageCollectedError,
+    KeyedConsumer,
+    KeyedLog,
+    KeyedOptions,
+    Message,
+    Record,
+    SubscriptionOptions,
+)
 from wal3_core.format.manifest import Manifest
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from random import Random
 
     from tests.faults.actors import Stage
     from tests.faults.chain_ledger import ChainLedger, Course
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core import Delivery, KeyedConsumer, KeyedOptions, Record, SubscriptionOptions
 
 EVERYTHING = 10_000
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import judged
+from tests.faults.actors import Stage, judged
 from tests.faults.chain_owners import attempted
 from tests.faults.history import Append
 from tests.faults.named_writers import FatefulStore, NamedHand
 from tests.faults.store import SimStore
 from tests.faults.view_consumers import TOPICS
-from wal3_core import LogReader, LogWriter, Message
-from wal3_core.log.write.staged.once import Once
+from wal3_core import LogReader, LogWriter, Message, WriterOptions
+from wal3_core.log.write.once import Once
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.faults.actors import Stage
     from tests.faults.chain_ledger import ChainLedger
     from tests.faults.simulator import SimProcess
-    from wal3_core import WriterOptions
 
 # Fewer than a cursor remembers.
 NIGHTS = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,27 +12,23 @@ from tests.faults.key_rollers import roll_keys_up
 from tests.faults.store import LOG, SimStore
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, LogReader, LogWriter, Message
 from wal3_core.errors import CollectionRefusedError, MissingError
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import MANIFEST
 from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.collect.collector import collect
-from wal3_core.log.maintain.copy.copier import LogAt, copy
+from wal3_core.log.maintain.copy.copier import CopyReport, LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.log.maintain.sealer import create_successor, migrate, seal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import pinned_records
 from wal3_core.log.read.succession import records_across
-from wal3_core.options import CollectorOptions, RetryOptions
+from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, WriterOptions
 from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.log.maintain.copy.copier import CopyReport
-    from wal3_core.options import SnapshotCompactorOptions, WriterOptions
 
 COPY, DOOMED, SUCCESSOR = "copy", "doomed", "successor"
 

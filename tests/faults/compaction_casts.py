@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import Actor, append_once
+from tests.faults.actors import Actor, Stage, append_once
 from tests.faults.collectors import Collecting, Copying, excused
 from tests.faults.compactors import RETRY, change_policy, run_pass
 from tests.faults.cursor_mover import Hand
 from tests.faults.second_lives import Reusing
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogPosition, LogWriter, Message, WriterOptions
-from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.options import KeyCompactorOptions
 
 if TYPE_CHECKING:
-    from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
 
 

@@ -97,9 +97,9 @@ COMPACTION_MUTANTS = (
     ),
     Mutation(
         "a key roll-up that was read damaged is deleted",
-        "KeyRollupStore._put",
-        "_1.replace(path, data, _)",
-        "_1.delete(path) or _1.create(path, data)",
+        "KeyRollupStore.write",
+        "put_once(_1, path, data, wrong)",
+        "(None if wrong is None else _1.delete(path)) or _1.create(path, data)",
     ),
     Mutation(
         "a writer refuses records without keys by whatever manifest it knows",

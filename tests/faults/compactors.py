@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import Actor, HistoryReader, Maintainer, Scrubber, TailReader, Writer, await_all, drawn_options
+from tests.faults.actors import (
+    Actor,
+    HistoryReader,
+    Maintainer,
+    Scrubber,
+    Stage,
+    TailReader,
+    Writer,
+    await_all,
+    drawn_options,
+)
 from tests.faults.collectors import Collecting, Copying, Packing, Pinning, Sealing
 from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.second_lives import Reusing, drawn_steps
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogReplacedError, ReaderOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.errors import KeyCompactionRefusedError, UnavailableError
 from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
-from wal3_core.options import RetryOptions, SnapshotCompactorOptions
+from wal3_core.options import KeyCompactorOptions, RetryOptions, SnapshotCompactorOptions
 from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from random import Random
 
-    from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
     from wal3_core.compaction.reports import KeyCompactionReport
 

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.faults.actors import append_once
+from tests.faults.actors import Actor, Stage, append_once
 from tests.faults.collectors import COPY
 from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import CollectorOptions, LogAt, LogError, LogWriter, Message, WriterOptions, collect, scrub, update_copy
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 
 if TYPE_CHECKING:
-    from tests.faults.actors import Actor, Stage
     from tests.faults.simulator import SimProcess
 
 BATCH = (Message(b"batch/0", b"k"), Message(b"batch/1", b"k"))

@@ -11,10 +11,10 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 
 from tests.faults.actors import Actor, Maintainer, Part, Stage, append_once
 from tests.faults.campaign import broken
@@ -58,9 +58,6 @@ from wal3_core.format.position import FragmentSeqNo
 from wal3_core.format.snapshot import Snapshot
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions, SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 OPTIONS = WriterOptions(
     batch_bytes_max=1,

@@ -6,15 +6,13 @@ linearizable when every answer agrees with it, and no search is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from wal3_core.format.cursor import BYTES_MAX, Cursor
 from wal3_core.format.tombstone import Tombstone, or_tombstone
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # pending: the process was killed before the answer. collected: the cursor came too late, and was withdrawn.
 Outcome = Literal["pending", "done", "conflict", "collected", "unknown"]

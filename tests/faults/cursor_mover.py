@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.cursor_history import Deletion, Load, Move
+from tests.faults.cursor_history import CursorHistory, Deletion, Load, Move, Outcome
 from tests.faults.store import LOG, SimStore
 from wal3_core import (
     CursorConflictError,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from tests.faults.actors import Stage
-    from tests.faults.cursor_history import CursorHistory, Outcome
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
 

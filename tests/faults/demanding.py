@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import await_all, judged
+from tests.faults.actors import Server, Stage, await_all, judged
 from tests.faults.history import Append, Stretch
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
-from wal3_core import CorruptError, LogError, LogWriter, Message, UnavailableError, UnknownDurabilityError
+from wal3_core import (
+    CorruptError,
+    LogError,
+    LogPosition,
+    LogWriter,
+    Message,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
     from random import Random
 
-    from tests.faults.actors import Server, Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core import LogPosition, WriterOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from wal3_core import (
     undo_destroy,
 )
 from wal3_core.format.paths import SNAPSHOT_FOLDER
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import shared_runtime
 
 

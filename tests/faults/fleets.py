@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import await_all, judged
+from tests.faults.actors import Stage, await_all, judged
 from tests.faults.history import PENDING_S, Append
 from tests.faults.store import LOG, SimStore
-from wal3_core import LogError, LogReader, Message, scrub
+from wal3_core import LogError, LogPosition, LogReader, Message, scrub
 from wal3_core.errors import AppendError, AppendReplacedError, BackPressureError, ClosedError
 from wal3_core.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core import LogPosition
-    from wal3_core.fleet.open_logs import FleetOptions
+    from wal3_core.options import FleetOptions
 
 SOON_S = 0.001
 

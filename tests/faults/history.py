@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core import Message
-from wal3_core.format.paths import NO_LOG
+from wal3_core import Message, Record, ResumeReport
+from wal3_core.format.paths import NO_LOG, LogId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping, Sequence
-
     from tests.faults.oracle import Oracle
-    from wal3_core import Record, ResumeReport
-    from wal3_core.format.paths import LogId
 
 PENDING_S = float("inf")
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tests.faults.store import SimStore
 from wal3_core.errors import LogError, MissingError
-from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.snapshot import Pointer, SnapshotPointer
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.options import ReaderOptions, RetryOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core.format.snapshot import Pointer
 
 _RETRY = RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.faults.oracle import Oracle, Shared
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CURSOR_FOLDER, MANIFEST, PIN_FOLDER, LogId, cursor_name, life_folder, life_of
 from wal3_core.format.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
-from wal3_core.store.object_store import FolderStore, log_store
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import FolderStore, ObjectStore, log_store
 
 _LIFE = re.compile(r"(?P<log>.*?)/(?P<folder>Life=[0-9a-f]{32}/)(?P<path>.*)", re.ASCII)
 _SOURCE = re.compile(r"log (?P<log_id>[0-9a-f]{32}),", re.ASCII)

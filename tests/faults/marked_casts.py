@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,9 @@ from tests.faults.demanding import OrderedWriter
 from tests.faults.fleets import FleetWriter
 from tests.faults.rollups import CollectingMarkers, Member, RollingUp, drawn_roll_up
 from tests.faults.store import LOG
-from wal3_core.fleet.open_logs import FleetOptions
+from wal3_core.options import FleetOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from random import Random
 
 # The share of stories with marked writers.

@@ -8,21 +8,19 @@ out its log by a manifest that held it, found it processed or collected, or its 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wal3_core import Record
+from wal3_core import Message, Record
 from wal3_core.fleet.dirty.rollup import ROLLUP
 from wal3_core.format.cursor import Cursor
 from wal3_core.format.marker import Marker, life_of_log
 from wal3_core.format.paths import MANIFEST, LogId, cursor_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from tests.faults.lives import Names
     from tests.faults.oracle import Oracle
-    from wal3_core import Message
     from wal3_core.fleet.dirty.rollup_plan import MarkerRange, RollUpPlan
 
 DIRTY_LOGS = "dirty/"

@@ -96,8 +96,8 @@ MUTANTS = (
     Mutation(
         "a node that absorbs the one before it drops a pointer",
         "build_snapshot",
-        "_1 += load(_2).pointers",
-        "_1 += load(_2).pointers[:-1]",
+        "opened(run, _1, load)",
+        "opened(run, _1, load)[int(run[0].depth == _1):]",
     ),
     Mutation(
         "a snapshot replaces one pointer more than it holds",
@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutation(
         "a fragment is collected although a cursor needs a record of it",
-        "_Cutter.keep",
+        "cut_below",
         "pointer.limit.offset <= _1",
         "pointer.start.offset < _1",
     ),
@@ -329,9 +329,9 @@ MUTANTS = (
     ),
     Mutation(
         "snapshot compaction loses a fragment",
-        "_Packer.nodes",
-        "_1 += self._load(_2).pointers",
-        "_1 += self._load(_2).pointers[1:]",
+        "Packer.nodes",
+        "opened(siblings, depth, self._load)",
+        "opened(siblings, depth, self._load)[bool(known):]",
     ),
     Mutation("no vacancy replaces the manifest of a destroyed log", "_Destroying.run", "int(self._vacate(...))", "1"),
     Mutation(

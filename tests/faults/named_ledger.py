@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tests.faults.history import PENDING_S, Append, History
+from wal3_core.format.paths import LogId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from tests.faults.oracle import Oracle
     from wal3_core import Message
-    from wal3_core.format.paths import LogId
-    from wal3_core.log.write.staged.once import Once
+    from wal3_core.log.write.once import Once
 
 Rows = tuple["Message", ...]
 # refused: nothing of this attempt is in the log, nor will be. pending: its process was killed before the answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from wal3_core import (
     LogWriter,
     Message,
     NotDurableError,
+    WriterOptions,
     update_copy,
 )
 from wal3_core.errors import (
@@ -33,20 +35,16 @@ from wal3_core.errors import (
 from wal3_core.format.paths import MANIFEST
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.copy.copier import copy
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, Stager
-from wal3_core.store.object_store import FolderStore
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, StagedFragment, Stager, install_staged
+from wal3_core.store.object_store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from tests.faults.actors import Stage
     from tests.faults.plans import Kind
     from tests.faults.simulator import SimProcess
-    from wal3_core import WriterOptions
-    from wal3_core.store.object_store import ObjectStore
 
 BACKUP = "backup/"
 # Fewer than a cursor remembers, with two series.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tests.faults.cursor_history import CursorHistory, version_of
 from tests.faults.passes import Passes
 from tests.faults.simulator import NEVER_S, START_US
-from wal3_core import Message
+from wal3_core import Message, Record
 from wal3_core.format import parquet
 from wal3_core.format.cursor import Cursor
 from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import (
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
@@ -27,17 +28,9 @@ from wal3_core.format.paths import (
     rolled_up_path,
 )
 from wal3_core.format.policy import Policy
-from wal3_core.format.snapshot import Snapshot, sum_setsums
+from wal3_core.format.snapshot import Pointer, Snapshot, sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core import Record
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore
 
 # Stands for the records before the beginning of a copy or a successor.
 BEFORE = Message(b"before this log began")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.simulator import START_US
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import pass_object_token
 from wal3_core.format.policy import Policy
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wal3_core import Record
-    from wal3_core.format.manifest import Manifest
 
 
 @dataclass

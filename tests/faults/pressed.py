@@ -12,7 +12,7 @@ from tests.faults.marked_casts import SERVERS
 from tests.faults.store import LOG, SimStore
 from wal3_core import CursorStore, GarbageCollectedError, LogError, LogReader, Message
 from wal3_core.fleet.fleet import Fleet
-from wal3_core.fleet.open_logs import FleetOptions
+from wal3_core.options import FleetOptions
 
 if TYPE_CHECKING:
     from random import Random

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.faults.queue_ledger import DEAD, LEASED, PENDING
+from tests.faults.queue_ledger import DEAD, LEASED, PENDING, Change, Ledger
 from tests.faults.simulator import START_US
 from wal3_core.errors import (
     ClosedError,
@@ -18,18 +19,15 @@ from wal3_core.errors import (
     UnknownDurabilityError,
     UnknownItemError,
 )
-from wal3_core.views.queue.operations import NewItem, QueueDefinition, whole_ms
+from wal3_core.views.queue.operations import Enqueued, Leased, NewItem, QueueDefinition, whole_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from tests.faults.actors import Stage
-    from tests.faults.queue_ledger import Change, Ledger
     from tests.faults.store import SimStore
     from wal3_core import Message
     from wal3_core.views.queue.delay_queue import DelayQueue
-    from wal3_core.views.queue.operations import Enqueued, Leased
 
 T = TypeVar("T")
 QUEUE = "queue"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +17,7 @@ from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, Meta, StateRecord, V
 from wal3_core.views.queue.operations import QueueDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from wal3_core import Message
-    from wal3_core.views.queue.encoding import ValueHeader
 
 PENDING, LEASED, DEAD = encoding.PENDING, encoding.LEASED, encoding.DEAD
 WHAT = "the log of the queue"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
 from greenlet import GreenletExit
 
-from tests.faults.actors import Actor, Freezer, Part, Reaper, await_all, drawn_options
+from tests.faults.actors import Actor, Freezer, Part, Reaper, Stage, await_all, drawn_options
 from tests.faults.collectors import Collecting, Packing
 from tests.faults.compactors import RETRY, change_policy, drawn_key_compacting
 from tests.faults.plans import Swarm
 from tests.faults.queue_callers import KEEPER, PRODUCER, QUEUE, WORKER, Caller, drawn_definition, explain, records_of
 from tests.faults.queue_ledger import DEAD, PENDING, STRAY, Counts, Ledger
-from tests.faults.simulator import START_US, YEAR_US
+from tests.faults.simulator import START_US, YEAR_US, SimProcess
 from tests.faults.store import SimStore
 from tests.faults.story import Story
 from wal3_core import CursorStore, LogReader, LogWriter, Message, ReaderOptions, scrub
@@ -26,20 +27,16 @@ from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
+from wal3_core.store.object_store import Buffer, Etag, PutOutcome
 from wal3_core.views.queue import broker, checkpoint
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 from wal3_core.views.queue.loading import read_queue_head, read_queue_stats
-from wal3_core.views.queue.operations import QueueOptions
+from wal3_core.views.queue.operations import QueueDefinition, QueueOptions, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from random import Random
 
-    from tests.faults.actors import Stage
-    from tests.faults.simulator import SimProcess
-    from wal3_core.store.object_store import Buffer, Etag, PutOutcome
-    from wal3_core.views.queue.operations import QueueDefinition, QueueStats
 
 T = TypeVar("T")
 EVERYTHING = 10_000

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import Server, submit_once
+from tests.faults.actors import Actor, Server, Stage, submit_once
 from tests.faults.collectors import collector_options
 from tests.faults.fleets import FleetWriter
 from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
-from wal3_core import LogError, LogNotFoundError, LogWriter, Message, collect
+from wal3_core import LogError, LogNotFoundError, LogWriter, Message, WriterOptions, collect
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, MissingError
 from wal3_core.fleet.dirty.dirty_log import DirtyLog, assigned
 from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp
-from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
-from wal3_core.fleet.open_logs import FleetOptions
-from wal3_core.options import RetryOptions
+from wal3_core.fleet.dirty.rollup_plan import RollUpOptions, RollUpPlan
+from wal3_core.options import FleetOptions, RetryOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from random import Random
 
-    from tests.faults.actors import Actor, Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core import WriterOptions
-    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
 
 # The chance that a compactor has learned of the next change by its next round.
 LEARNS = 0.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,6 @@ from wal3_core.log.maintain.sealer import migrate, seal
 from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from tests.faults.actors import Stage

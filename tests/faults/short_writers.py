@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import append_once
+from tests.faults.actors import Stage, append_once
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogWriter, Message, WriterOptions
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
-    from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
 
 _TREE = SnapshotOptions(

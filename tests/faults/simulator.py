@@ -12,20 +12,18 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from wal3_core.runtime import SILENT, Observer
 from wal3_core.workers import COMMON, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.lives import Names
 from tests.faults.marks import Marks
-from tests.faults.plans import OUTAGES, Script
-from tests.faults.simulator import SimProcess
+from tests.faults.plans import OUTAGES, Kind, Plan, Script
+from tests.faults.simulator import SimProcess, Simulation
 from wal3_core import MemoryStore
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
 from wal3_core.store.object_store import (
@@ -26,12 +27,9 @@ from wal3_core.store.object_store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from random import Random
 
     from tests.faults.oracle import Oracle, Shared
-    from tests.faults.plans import Kind, Plan
-    from tests.faults.simulator import Simulation
 
 LOG = "a"
 LATE_S_MAX = 30.0

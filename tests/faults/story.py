@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.fleets import check_fleet_logs
 from tests.faults.marked_casts import FLEET_LOGS, MARKED, SLOW_S, marked_cast
-from tests.faults.plans import Plan, Swarm
+from tests.faults.plans import Kind, Plan, Swarm
 from tests.faults.rollups import check_marked
 from tests.faults.second_lives import Reusing, check_all_destroyed, destroy_unfinished, drawn_steps
 from tests.faults.short_writers import ShortWriter, check_small
@@ -51,6 +52,7 @@ from wal3_core import (
     LogWriter,
     Message,
     ReaderOptions,
+    WriterOptions,
     scrub,
 )
 from wal3_core.format.paths import CLOCK, rolled_up_path
@@ -60,11 +62,8 @@ from wal3_core.options import RetryOptions, SnapshotCompactorOptions
 from wal3_core.store.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
-    from tests.faults.plans import Kind
-    from wal3_core import WriterOptions
 
 PROGRESS_S_MAX = 120.0
 # Under many faults at once, a writer may try for more than an hour.

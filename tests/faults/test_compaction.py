@@ -6,13 +6,14 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import WHOLE, some
 from tests.faults.campaign import broken
 from tests.faults.compaction_mutants import COMPACTION_MUTANTS, FOUND_BY_SYMPTOMS
 from tests.faults.story import Story
 from tests.mutations import Mutation, applied
 from wal3_core import LogError
 
-SEEDS = 20
+SEEDS = some(20)
 SEEDS_FOR_A_MUTANT = 200
 FIRST = 1000
 HAPPENED = {
@@ -37,7 +38,7 @@ def test_no_promise_is_broken_while_logs_are_compacted_by_key() -> None:
         happened.update(story.stage.world.fired)
         happened.update(story.stage.world.shared.seen)
 
-    assert {name for name, count in happened.items() if count} >= HAPPENED
+    assert {name for name, count in happened.items() if count} >= HAPPENED or not WHOLE
 
 
 @pytest.mark.repeat

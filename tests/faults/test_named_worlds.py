@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import WHOLE, some
 from tests.faults.campaign import broken
 from tests.faults.named_mutants import NAMED_MUTANTS
 from tests.faults.named_worlds import named_story
@@ -20,13 +21,15 @@ HAPPENED = {"made", "repeated", "NotDurableError", "UnknownDurabilityError", "co
 @pytest.mark.slow
 def test_append_with_a_name_is_in_each_log_once_whatever_happens_to_its_writers() -> None:
     happened: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in SEEDS[: some(len(SEEDS))]:
         story = named_story(seed)
         how = broken(story)
         assert how is None, f"seed {seed}: {how}"
         happened += story.stage.world.fired + story.stage.world.shared.seen
 
-    assert {f"named: {name}" for name in HAPPENED} | {"passes installed", "pruned", "killed"} <= {*+happened}
+    assert {f"named: {name}" for name in HAPPENED} | {"passes installed", "pruned", "killed"} <= {
+        *+happened
+    } or not WHOLE
 
 
 @pytest.mark.repeat

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -59,11 +59,7 @@ from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import PutOutcome
+from wal3_core.store.object_store import PutOutcome
 
 
 def destroy_while_another_begins() -> None:

@@ -7,10 +7,11 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import some
 from tests.faults.pressed import check_lifted, pressed_cast
 from tests.faults.story import Story
 
-SEEDS = 10
+SEEDS = some(10)
 
 
 @pytest.mark.slow

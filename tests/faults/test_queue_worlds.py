@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import WHOLE, some
 from tests.faults.campaign import broken
 from tests.faults.queue_mutants import QUEUE_WORLD_MUTANTS
 from tests.faults.queue_worlds import queue_story
 from tests.mutations import Mutation, applied
 
-SEEDS = 8
+SEEDS = some(8)
 SEEDS_FOR_A_MUTANT = 200
 HAPPENED = {"enqueue", "lease again", "lease ended", "release", "requeue", "checkpoint", "FencedError", "brokers"}
 
@@ -25,7 +26,7 @@ def test_answers_of_a_queue_are_in_its_log_and_true_whatever_befalls_its_brokers
         assert how is None, f"seed {seed}: {how}"
         happened += story.stage.world.fired + story.stage.world.shared.seen
 
-    assert {f"queue: {name}" for name in HAPPENED} | {"passes installed"} <= {*+happened}
+    assert {f"queue: {name}" for name in HAPPENED} | {"passes installed"} <= {*+happened} or not WHOLE
 
 
 @pytest.mark.repeat

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from wal3_core import MemoryStore
 from wal3_core.errors import LogError
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.object_store import Done, ObjectStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def sim_store(faults: dict[int, str]) -> SimStore:

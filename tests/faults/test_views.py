@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.effort import WHOLE, some
 from tests.faults.campaign import broken
 from tests.faults.view_casts import drawn_view_story
-from tests.faults.view_consumers import drawn_key_consuming, drawn_subscribing
+from tests.faults.view_consumers import KeyConsuming, Subscribing, drawn_key_consuming, drawn_subscribing
 from tests.faults.view_mutants import KEYED_MUTANTS, READER_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
     from tests.faults.story import Story
-    from tests.faults.view_consumers import KeyConsuming, Subscribing
 
-SEEDS = 32
+SEEDS = some(32)
 SEEDS_FOR_A_MUTANT = 100
 Drawn = Callable[[random.Random], "Subscribing | KeyConsuming"]
 HAPPENED = {"given", "given again", "pruned", "killed", "frozen", "read", "counted", "passes installed"}
@@ -44,7 +44,7 @@ def test_what_was_saved_as_done_never_comes_again_and_nothing_is_skipped(drawn: 
             raise
         fired += story.stage.world.fired + story.stage.world.oracle.seen
 
-    assert happened <= {name for name, count in fired.items() if count}
+    assert happened <= {name for name, count in fired.items() if count} or not WHOLE
 
 
 @pytest.mark.repeat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.options import SnapshotCompactorOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
 # The share of stories whose log is compacted by key, or arranged.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import append_once
+from tests.faults.actors import Stage, append_once
 from tests.faults.store import LOG, SimStore
 from wal3_core import (
     Delivery,
     FeedSubscription,
     Gap,
+    KeyedConsumer,
     KeyedLog,
     KeyedOptions,
     LogError,
@@ -19,20 +21,19 @@ from wal3_core import (
     LogWriter,
     Message,
     ReaderOptions,
+    Record,
     Stray,
     SubscriptionOptions,
+    WriterOptions,
 )
 from wal3_core.errors import CursorConflictError
 from wal3_core.options import RetryOptions
 from wal3_core.views.feed.messages import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
-    from tests.faults.actors import Stage
     from tests.faults.simulator import SimProcess
-    from wal3_core import KeyedConsumer, Record, WriterOptions
     from wal3_core.views.feed.outstanding import Item
 
 NAME = "s"

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from tests.format.conftest import HOUR_US, fragments_after
 from tests.stores import LOG_ID
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_rollup import KeyRollup
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.position import LogPosition
 from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
 
 # Key, and whether the record is a tombstone record.
 Row = tuple[bytes | None, bool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.hostile.specimens import (
     Message,
     arranged,
@@ -25,15 +26,11 @@ from tests.hostile.specimens import (
 )
 from wal3_core.errors import CorruptError
 from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.parquet import Arrangement
 from wal3_core.format.parquet.columns import ARRANGED
 from wal3_core.format.parquet.key_groups import GROUP_BYTES, GROUPS_MAX, KEY_GROUPS
-from wal3_core.views.keyed.ranges import KeyMatch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.parquet import Arrangement
+from wal3_core.views.keyed.reads import KeyMatch
 
 GIB = 2**30
 # Keys that begin with one another, and some of which only the first 64 bytes are in the footer.
@@ -53,7 +50,7 @@ def arrangement_of(data: bytes, pointer: FragmentPointer) -> Arrangement:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.lists(ROWS, min_size=1, max_size=30).map(valid))
 def test_arranged_records_decode_as_any_others_and_by_key(messages: list[Message]) -> None:
     data, pointer = arranged(messages)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from wal3_core.hashing import code_cache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODE = b"code" * 1000
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.format.key_rollups import pointers, rolled_up, snapshot_of
+from tests.format.key_rollups import Row, pointers, rolled_up, snapshot_of
 from tests.stores import LOG_ID
-from wal3_core.compaction.dropped import DROPPED, DropReason, dropped_from_bytes, key_digest
+from wal3_core.compaction.engine import DROPPED, DropReason, dropped_from_bytes, key_digest
 from wal3_core.format.parquet.key_rollup_file import decode_key_rollup
 from wal3_core.format.pass_record import PassRecord, Proof, Replacement
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.setsum import Setsum
 from wal3_core.format.snapshot import sum_setsums
-
-if TYPE_CHECKING:
-    from tests.format.key_rollups import Row
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TOKEN = "c" * 16

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import wal3_core
 from wal3_core.errors import ConditionNotMetError, LogError, MissingError, StoreDeniedError
 from wal3_core.log.read.reader import FragmentMissingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ATTRIBUTES = {
     ConditionNotMetError: {"next_offset": 7},

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.format.conftest import TOKEN, fragments_after
 from tests.format.trees import ENTRY, Tree
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format import strict_json
-from wal3_core.format.garbage import Cut, Garbage, cut_below
+from wal3_core.format.garbage import Garbage
 from wal3_core.format.manifest import Announcement, Boundary, Manifest
 from wal3_core.format.paths import fragment_path, garbage_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import EMPTY
 from wal3_core.format.snapshot import sum_setsums
+from wal3_core.log.tree.splice import Cut, cut_below
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -156,7 +158,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=some(200))
 @given(
     nodes=st.lists(SIZES, max_size=3),
     leaves=st.lists(st.integers(1, 5), max_size=3),

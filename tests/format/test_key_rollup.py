@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.format.key_rollups import Row, rolled_up, snapshot_of
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
@@ -20,11 +21,7 @@ from wal3_core.format.key_hashes import hash_keys
 from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
 from wal3_core.format.parquet.key_rollup_file import bytes_max, decode_key_rollup, encode_key_rollup
 from wal3_core.format.paths import LogId
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.snapshot import SnapshotPointer
 
 KEYS = st.sampled_from([None, b"", b"a", b"a\0", b"ab", b"b", b"\0"])
 ROWS = st.lists(st.tuples(KEYS, st.booleans()).map(lambda row: (row[0], row[0] is not None and row[1])), min_size=1)
@@ -102,7 +99,7 @@ def test_fragment_that_another_writer_wrote_under_the_same_number_is_not_covered
     assert [each.seq_no for each in rollup.part([named[0], compacted]).fragments] == [named[0].seq_no]
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(50))
 @given(FRAGMENTS)
 def test_bytes_decode_to_what_was_encoded(fragments: list[list[Row]]) -> None:
     rollup, named = rolled_up(fragments)

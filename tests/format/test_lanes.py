@@ -8,9 +8,10 @@ import importlib.util
 import logging
 import mmap
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +19,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.lanes import lanes_decided
 from wal3_core.format import parquet
-from wal3_core.format.parquet import lane_columns
-from wal3_core.format.parquet.columns import group_setsums, table_of, table_setsum
-from wal3_core.format.parquet.lane_columns import lanes_setsums
+from wal3_core.format.parquet import columns as parquet_columns
+from wal3_core.format.parquet.columns import group_setsums, lanes_setsums, table_of, table_setsum
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.record import Record, keyed_setsum
 from wal3_core.format.setsum import EMPTY, Setsum
 from wal3_core.hashing import code_cache, lanes
 from wal3_core.hashing.lanes import LANES, Lanes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +58,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     # Also in a run that is without them otherwise.
     ready = Lanes("1") if LANES.hashing().because == "WAL3_FAST is 0" else LANES
     assert lanes_decided(ready), ready.hashing()
-    monkeypatch.setattr(lane_columns, "LANES", ready)
+    monkeypatch.setattr(parquet_columns, "LANES", ready)
 
 
 def table(records: Sequence[Record], binary: pa.DataType = TYPES[0]) -> pa.Table:
@@ -111,7 +108,7 @@ def test_records_of_all_lengths_around_blocks_have_hashlib_s_digests() -> None:
     st.sampled_from(TYPES),
     st.lists(st.integers(1, 23), max_size=4),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mixed_lengths_are_summed_by_group_as_hashlib_does(
     seed: int,
     lengths: list[int],
@@ -155,7 +152,7 @@ def test_fragment_is_the_same_with_lanes_and_without(monkeypatch: pytest.MonkeyP
         timestamps_us=range(1, 301),
     )
     with_lanes = parquet.encode(source)
-    monkeypatch.setattr(lane_columns, "LANES", Lanes("0"))
+    monkeypatch.setattr(parquet_columns, "LANES", Lanes("0"))
 
     assert parquet.encode(source) == with_lanes
 
@@ -169,20 +166,20 @@ def test_one_long_record_among_short_ones_is_left_to_hashlib() -> None:
 
 @pytest.mark.parametrize("bounds", [[0, 4, 2, 6, 8], [0, 2, 4, 6, 9_000_000], [-4, 0, 2, 4, 8]])
 def test_bounds_that_lie_outside_the_values_are_not_read(bounds: list[int]) -> None:
-    found = lane_columns._columns_of(table(random_records(5, [2] * 4, keyed=False)).to_batches()[0])
+    found = parquet_columns._columns_of(table(random_records(5, [2] * 4, keyed=False)).to_batches()[0])
     assert found is not None
     damaged = np.array(bounds, dtype=np.int32)
     columns = replace(found, bodies=replace(found.bodies, bounds=damaged.ctypes.data))
     sums = np.zeros((1, 8), dtype=np.uint64)
 
-    assert not lane_columns.LANES.add(columns, [0], sums)
+    assert not parquet_columns.LANES.add(columns, [0], sums)
     assert not sums.any()
 
 
 def test_code_with_other_digests_is_refused_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = lane_columns.LANES._name
+    name = parquet_columns.LANES._name
     assert name is not None
     code = code_cache.read(name)
     assert code is not None

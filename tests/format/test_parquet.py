@@ -6,8 +6,8 @@ import io
 import json
 import random
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,15 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from wal3_core.errors import CorruptError
 from wal3_core.format import parquet
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TOKEN = "0123456789abcdef"
 START = LogPosition(42, 1_700_000_000_000_000)
@@ -104,7 +102,7 @@ def test_records_keep_the_offsets_and_times_that_they_are_given(keys: list[bytes
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=some(300))
 @given(st.data())
 def test_a_flipped_bit_is_an_error_or_changes_nothing(data: st.DataObject) -> None:
     stored, pointer = fragment_of([(b"k%d" % (i % 5), b"body %d" % i * 10) for i in range(50)])
@@ -278,7 +276,7 @@ def test_a_file_fits_into_its_memory_and_is_the_same_where_it_does_not(
         within.delattr(pa, "BufferOutputStream")
         stored, _ = fragment_of(messages)
 
-    monkeypatch.setattr("wal3_core.format.parquet.writing._room_bytes", lambda _, __: len(stored) // 2)
+    monkeypatch.setattr("wal3_core.format.parquet.encoding._room_bytes", lambda _, __: len(stored) // 2)
 
     assert fragment_of(messages)[0] == stored
 
@@ -301,6 +299,6 @@ def test_an_array_of_values_is_that_of_arrow(count: int, null: int | None, longe
 
 def test_values_that_one_array_has_no_room_for_are_left_to_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [bytes(1000)] * 3
-    monkeypatch.setattr("wal3_core.format.parquet.writing._BOUND_MAX", 2999)
+    monkeypatch.setattr("wal3_core.format.parquet.encoding._BOUND_MAX", 2999)
 
     assert parquet.binary_array(values) == pa.array(values, pa.binary())

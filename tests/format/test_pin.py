@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +12,8 @@ from tests.format.trees import Tree
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
-from wal3_core.format.manifest import Seal
+from wal3_core.format.manifest import Manifest, Seal
 from wal3_core.format.pin import Pin
-
-if TYPE_CHECKING:
-    from wal3_core.format.manifest import Manifest
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

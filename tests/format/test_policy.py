@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,6 @@ from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format import strict_json
 from wal3_core.format.policy import Cleanup, CompactionLimits, Policy
 from wal3_core.options import View
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MILLENNIUM_S = 1000 * 365 * 86_400
 RANGES = {

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, takewhile
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.format.conftest import HOUR_US, TOKEN, fragments_after
 from tests.format.trees import ENTRY, SMALL, STEP, Tree
 from tests.stores import LOG_ID
-from wal3_core.format.garbage import cut_below
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import garbage_path
-from wal3_core.format.snapshot import DEPTH_MAX, sum_setsums
-from wal3_core.log.tree.repack import Reason, Repacker, capacity, find_runs, half, pack
-from wal3_core.log.tree.rolls import factor, waiting
-from wal3_core.log.tree.shape import measure_shape
+from wal3_core.format.snapshot import DEPTH_MAX, Pointer, sum_setsums
+from wal3_core.log.tree.shape import Reason, Repacker, capacity, factor, find_runs, half, measure_shape, pack, waiting
+from wal3_core.log.tree.splice import cut_below
 from wal3_core.options import SnapshotOptions
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.snapshot import Pointer
-
-EXAMPLES = int(os.environ.get("WAL3_TREES", "100"))
+EXAMPLES = int(os.environ.get("WAL3_TREES", some(100)))
 
 # ---------------------------------------------------------------------- any tree
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.format.test_repack import Grown, grown_trees
 from tests.format.trees import Tree
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Compaction
 from wal3_core.format.pass_record import Replacement
 from wal3_core.format.paths import fragment_path
@@ -20,12 +22,7 @@ from wal3_core.format.setsum import EMPTY, Setsum
 from wal3_core.format.snapshot import sum_setsums
 from wal3_core.log.tree.splice import Spliced, apply_splice, splice
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
-
-EXAMPLES = int(os.environ.get("WAL3_TREES", "100"))
+EXAMPLES = int(os.environ.get("WAL3_TREES", some(100)))
 TOKEN = "c" * 16
 DROPPED = Setsum.of((b"a dropped record",))
 

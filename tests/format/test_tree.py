@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.format.conftest import HOUR_US, fragments_after
 from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Epoch, Manifest
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import EMPTY
-from wal3_core.format.snapshot import SnapshotPointer
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.manifest import Epoch, Manifest
-    from wal3_core.format.snapshot import Pointer, Snapshot
 
 SMALL = SnapshotOptions(
     fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=3, snapshot_pointers_max=6, gc_interval_s=3600

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from tests.format.conftest import HOUR_US, TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Epoch, Manifest
 from wal3_core.format.position import FragmentSeqNo, LogPosition
-from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-from wal3_core.log.tree.repack import Repack, Repacker, build_repack
-from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll
-from wal3_core.log.tree.shape import Shape, measure_shape
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
+from wal3_core.log.tree.shape import (
+    Repack,
+    Repacker,
+    Rewrite,
+    Shape,
+    build_repack,
+    build_snapshot,
+    measure_shape,
+    plan_roll,
+)
 from wal3_core.options import SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.format.snapshot import Pointer
 
 ENTRY = Epoch(1, TOKEN, FragmentSeqNo(1))
 SMALL = SnapshotOptions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
@@ -25,14 +26,10 @@ from tests.hostile.forge import (
     varint,
     zigzag,
 )
-from tests.hostile.specimens import MIB, arranged, fragment, pointer_to, refill, table_of, written, zeros
+from tests.hostile.specimens import MIB, Message, arranged, fragment, pointer_to, refill, table_of, written, zeros
+from wal3_core.format.fragment import FragmentPointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.hostile.specimens import Message
-    from wal3_core.format.fragment import FragmentPointer
-
     Bomb = tuple[bytes, FragmentPointer]
 
 GIB = 2**30

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.stores import LOG_ID
 from wal3_core.format import strict_json
@@ -14,9 +13,7 @@ from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import snapshot_path
 from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-
-if TYPE_CHECKING:
-    from wal3_core.format.strict_json import JsonObject
+from wal3_core.format.strict_json import JsonObject
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription", "cursor_of_a_writer")

@@ -16,11 +16,11 @@ import struct
 import sys
 import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -31,6 +31,7 @@ from tests.hostile.specimens import (
     LONG,
     MIB,
     PLAIN,
+    Message,
     arranged,
     decoded,
     decoded_in_parts,
@@ -42,13 +43,8 @@ from tests.hostile.specimens import (
 )
 from wal3_core.errors import CorruptError
 from wal3_core.format import parquet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.hostile.specimens import Message
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.record import Record
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.record import Record
 
 ADDRESS_SPACE_MAX = 4 * 2**30
 CASE_S_MAX = 60

@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,12 +17,10 @@ from wal3_core.format import parquet, strict_json
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
+from wal3_core.format.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.hostile.forge import Page
-    from wal3_core.format.record import Record
 
 TOKEN = "0123456789abcdef"
 SEQ_NO = FragmentSeqNo(7)

@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.hostile.bombs import BOMBS, SOUND
 from tests.hostile.specimens import MIB, SEQ_NO, fragment
-from wal3_core import LogReader, LogWriter, ReaderOptions, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, ReaderOptions, WriterOptions
 from wal3_core.errors import CorruptError
 from wal3_core.format import parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from tests.hostile.bombs import Bomb
-    from wal3_core import MemoryStore
 
 LIMIT_BYTES = 16 * MIB
 SOUND_LIMIT_BYTES = 128 * MIB

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.hostile.documents import GOLDEN, NAMES, dumped
 from tests.hostile.documents import load as load_other
 from tests.hostile.documents import stored as stored_other
@@ -23,16 +24,12 @@ from wal3_core.format.garbage import Garbage
 from wal3_core.format.pin import Pin
 from wal3_core.format.policy import Policy
 from wal3_core.format.position import LogPosition
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.format.vacancy import Vacancy
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.strict_json import JsonObject
 
 POLICIES = ("policy", "policy_with_a_limit", "policy_that_compacts", "policy_that_arranges", "policy_of_a_view")
 KINDS = ("garbage", "garbage_of_orphans", "pin", *POLICIES, "vacancy")
@@ -127,7 +124,7 @@ def test_hostile_text_under_a_valid_checksum_is_an_error(name: str, case: str) -
 
 
 @every_kind
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(value=JSON)
 def test_any_json_is_an_error(name: str, value: object) -> None:
     assert accepted(name, json.dumps(value).encode()) is None
@@ -139,7 +136,7 @@ CHANGES = st.sampled_from(["delete", "replace", "double", "reverse", "nudge", "w
 
 @pytest.mark.slow
 @every_kind
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(data=st.data())
 def test_document_changed_anywhere_under_a_valid_checksum_is_an_error_or_sound(name: str, data: st.DataObject) -> None:
     """Hypothesis chooses which fields are changed, and how."""
@@ -240,7 +237,7 @@ NOW = CollectorOptions(interval_s=0, fraction_max=1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["garbage", "garbage_of_orphans"])
-@settings(max_examples=40)
+@settings(max_examples=some(40))
 @given(data=st.data())
 def test_no_forged_garbage_document_costs_a_record(name: str, data: st.DataObject) -> None:
     """At worst it stops the collection."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.hostile.documents import NAMES, content, load, named, sealed, stored
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 every_document = pytest.mark.parametrize("name", NAMES)
 

@@ -6,8 +6,8 @@ So every check is needed, and the attacks of these tests reach the check they ar
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -20,9 +20,6 @@ from tests.mutations import Mutation, applied
 from wal3_core.errors import CorruptError
 from wal3_core.format import parquet, strict_json
 from wal3_core.format.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Attack = "Callable[[], object]"
 

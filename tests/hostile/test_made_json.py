@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.hostile.documents import NAMES, Value, content, dumped, load, sealed
 from wal3_core.errors import CorruptError
 from wal3_core.format.cursor import Cursor
 from wal3_core.format.manifest import Manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.strict_json import JsonValue
+from wal3_core.format.strict_json import JsonValue
 
 every_document = pytest.mark.parametrize("name", NAMES)
 
@@ -48,7 +45,7 @@ def accepted(name: str, opened: bytes) -> Value | None:
 
 @pytest.mark.slow
 @every_document
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(value=JSON)
 def test_any_json_is_an_error(name: str, value: object) -> None:
     assert accepted(name, json.dumps(value).encode()) is None
@@ -56,7 +53,7 @@ def test_any_json_is_an_error(name: str, value: object) -> None:
 
 
 @every_document
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(text=st.text(alphabet='{}[]",:0123456789eE+-.truefalsn\\u \t\n', max_size=200))
 def test_any_text_of_json_s_letters_is_an_error(name: str, text: str) -> None:
     assert accepted(name, text.encode()) is None
@@ -99,7 +96,7 @@ def changed(document: JsonValue, place: tuple[str | int, ...], change: str, valu
 
 @pytest.mark.slow
 @every_document
-@settings(max_examples=400)
+@settings(max_examples=some(400))
 @given(data=st.data())
 def test_sound_document_with_a_field_changed_is_an_error_or_still_holds(name: str, data: st.DataObject) -> None:
     """As changed by an attacker who also fixes the checksum: every rule behind it is tested."""

@@ -38,7 +38,7 @@ def optimized(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run("-O", "-m", "pytest", "-q", *plugins, "-k", "not s3 and not local", *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:
     """Otherwise the next test would prove nothing."""
     (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert not __debug__\n    assert False\n")

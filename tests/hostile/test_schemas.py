@@ -6,7 +6,7 @@ import base64
 import io
 import os
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +14,7 @@ import pytest
 
 from tests.hostile.forge import BINARY, LIST, STRUCT, Forgery, Items, Struct
 from tests.hostile.specimens import KEYED, decoded, fragment, pointer_to, table_of, written
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wal3_core.format.record import Record
+from wal3_core.format.record import Record
 
 TABLE = table_of(KEYED)
 COUNT = len(KEYED)

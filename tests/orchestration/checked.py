@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster import AssetKey
+from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, ExecuteInProcessResult, RunRequest, SensorResult
 
 from wal3_orchestration.framework.recorder import run_of
-
-if TYPE_CHECKING:
-    from dagster import AssetCheckEvaluation, DagsterInstance, ExecuteInProcessResult, RunRequest, SensorResult
 
 
 def found_bad(result: ExecuteInProcessResult) -> dict[tuple[str, str], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pytest
 import yaml
@@ -24,18 +24,16 @@ os.environ.setdefault("WAL3_STORE", "memory:none")
 # A task that fails is run again, as on a cluster.
 os.environ.setdefault("WAL3_SPARK_MASTER", "local[2, 3]")
 
+from collections.abc import Iterator
+
+from dagster import ExecuteInProcessResult, RunRequest
+
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.deployment import settings
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import StoreResource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dagster import ExecuteInProcessResult, RunRequest
-
-    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 

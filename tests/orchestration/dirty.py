@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AddDynamicPartitionsRequest,
     AssetCheckEvaluation,
     DagsterInstance,
     DagsterRunStatus,
+    ExecuteInProcessResult,
+    RunRequest,
     SensorResult,
     build_sensor_context,
 )
@@ -19,15 +21,11 @@ from tests.orchestration.conftest import SILENT
 from wal3_core import LogReader
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import RollUp
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import RollUpResource, StoreResource
-
-if TYPE_CHECKING:
-    from dagster import ExecuteInProcessResult, RunRequest
-
-    from wal3_core.store.object_store import ObjectStore
 
 # Every marked log is due, and every tick looks.
 AT_ONCE: dict[str, Any] = {"age_s_max": 0.0, "period_s": 0.0}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from dagster import ReexecutionOptions, execute_job, reconstructable
+from dagster import DagsterInstance, JobDefinition, JobExecutionResult, ReexecutionOptions, execute_job, reconstructable
 from dagster._core.definitions.reconstruct import ReconstructableJob
 
 from wal3_orchestration.definitions import defs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dagster import DagsterInstance, JobDefinition, JobExecutionResult
 
 
 def compaction_sweep() -> JobDefinition:

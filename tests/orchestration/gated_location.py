@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dagster import DagsterInstance
 
@@ -12,9 +12,6 @@ from tests.orchestration.phased_store import wait_at_gates
 from tests.orchestration.run_requests import run_request
 from wal3_core import open_store
 from wal3_orchestration.definitions import defs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 resources_module.open_store = lambda url, session=None: wait_at_gates(open_store(url, session=session))
 

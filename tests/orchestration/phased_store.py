@@ -6,13 +6,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.store.object_store import Buffer, Etag, NotModified, ObjectMeta, ObjectStore, PutOutcome, Versioned
+from wal3_core.store.object_store import Buffer, Etag, NotModified, ObjectMeta, ObjectStore, PutOutcome, Versioned
 
 GATES_VARIABLE = "WAL3_TEST_GATES"
 WAIT_S_MAX = 600

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dagster import RunRequest
 
 from wal3_orchestration.framework.scope import LOG_TAG, StoreScope
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterEventType, SkipReason, build_run_status_sensor_context
+from dagster import (
+    DagsterEventType,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    SkipReason,
+    build_run_status_sensor_context,
+)
 
 from tests.orchestration.run_requests import run_request
 from tests.orchestration.webhook import Webhook
 from tests.stores import life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, UnavailableError
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs import alerts
 from wal3_orchestration.defs.alerts import ALERT_VARIABLE, TRIES_MAX, alert, post
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Run, Write
-    from dagster import DagsterInstance, ExecuteInProcessResult
-
-    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

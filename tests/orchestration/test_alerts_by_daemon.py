@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from tests.orchestration.daemons import eventually, running_daemon
 from tests.orchestration.webhook import Webhook
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.alerts import ALERT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 ALERTS = ("failed_run_alert", "failed_check_alert")
 

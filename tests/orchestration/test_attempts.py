@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,6 @@ from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG
 from wal3_orchestration.framework.triggers import AGAIN_S_MAX, AGAIN_S_MIN, ASKED_TAG, next_attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Tick, Write
 
 REQUEST = RunRequest(run_key="manifest/alpha/0/state", job_name="manifest_job", partition_key="alpha")

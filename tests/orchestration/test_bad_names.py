@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetCheckSeverity, AssetKey, SensorResult, build_sensor_context
+from dagster import AssetCheckSeverity, AssetKey, DagsterInstance, RunRequest, SensorResult, build_sensor_context
 
 from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.orchestration.checked import check_of, found_bad, logs_of
 from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore
-from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
+from wal3_core import CursorStore, LogPosition, LogWriter, MemoryStore, list_logs
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify import plan_log
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
 from wal3_orchestration.framework.recorder import latest
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME, StoreScope
@@ -23,13 +25,8 @@ from wal3_orchestration.framework.store import LogState, UnreadableLog, read_sta
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Run, Tick, Write
-    from dagster import DagsterInstance, RunRequest
 
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
     from wal3_orchestration.framework import triggers
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})

@@ -1,24 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
 from tests.orchestration.daemons import eventually, running_daemon
 from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from conftest import Run, Write
-    from dagster import DagsterInstance
-
-    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

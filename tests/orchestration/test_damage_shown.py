@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import UrlMetadataValue
+from dagster import AssetCheckEvaluation, DagsterInstance, ExecuteInProcessResult, UrlMetadataValue
 
 from tests.orchestration.run_requests import run_request
 from tests.stores import life_store
 from tests.world import World
 from wal3_core import CursorStore, LogPosition, LogWriter, WriterOptions
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import AssetCheckEvaluation, DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))

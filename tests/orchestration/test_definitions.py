@@ -4,17 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from dagster import DagsterRun, Definitions
+from dagster import AssetSpec, DagsterInstance, DagsterRun, Definitions
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from tests.orchestration.run_requests import run_request
 from wal3_orchestration.definitions import defs
-
-if TYPE_CHECKING:
-    from dagster import AssetSpec, DagsterInstance
 
 ROOT = Path(__file__).parent.parent.parent
 SNAPSHOT = Path(__file__).parent / "asset_graph.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,16 +19,14 @@ from tests.orchestration.test_key_compaction import metadata_of
 from tests.orchestration.test_key_compaction_chosen import tick
 from tests.stores import life_store
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, QueueStats, open_store
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.delay_queues import JOB, QueueProbe, observe_queues
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Run, Write
 
-    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 QUEUE = "queues/mail"

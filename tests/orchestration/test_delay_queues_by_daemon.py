@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, RunsFilter
 
 from tests.orchestration.daemons import eventually, running_daemon
 from wal3_core import DelayQueue
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wal3_core.store.object_store import ObjectStore
 
 KEY = AssetKey("delay_queue")
 DEAD = AssetCheckKey(KEY, "dead_letters_below")

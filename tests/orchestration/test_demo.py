@@ -11,19 +11,19 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
+from examples.demo.__main__ import BUSY, PARTS, parts, show
 from tests.programs import Program
 from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
-from wal3_orchestration.demo.__main__ import BUSY, PARTS, parts, show
 from wal3_orchestration.framework.store import read_states
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "wal3_orchestration.demo", *arguments]
+    command = [sys.executable, "-m", "examples.demo", *arguments]
     # A new user's environment: no store is named.
     environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600)
@@ -111,10 +111,7 @@ def test_demo_in_use_is_not_deleted(tmp_path: Path) -> None:
     keep = tmp_path / "store" / "keep"
     keep.parent.mkdir()
     keep.touch()
-    program = (
-        f"from wal3_orchestration.demo.__main__ import *\nhold(Path({str(tmp_path)!r}))\n"
-        "print('held', flush=True)\ninput()"
-    )
+    program = f"from examples.demo.__main__ import *\nhold(Path({str(tmp_path)!r}))\nprint('held', flush=True)\ninput()"
     with Program([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

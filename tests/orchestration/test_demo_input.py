@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from examples.demo.input import log_of, read_input
 from wal3_core import Message
 from wal3_core.format.paths import RESERVED_PARTS, check_log_name
-from wal3_orchestration.demo.input import log_of, read_input
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _git(repo: Path, *arguments: str) -> None:

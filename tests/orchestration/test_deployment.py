@@ -9,9 +9,10 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +22,6 @@ from dagster import DagsterInstance
 from wal3_core import InvalidRequestError
 from wal3_orchestration.__main__ import main
 from wal3_orchestration.deployment import Deployment, quoted, settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parent.parent.parent
 PLATFORMS = ("--postgres", "--systemd", "--compose", "--kubernetes")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,8 @@ from wal3_core import Fleet, FleetOptions, LogWriter
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.format.marker import Marker
 from wal3_core.format.position import LogPosition
-from wal3_core.spark.rollup import plan_rollups
+from wal3_core.spark.maintenance import PlannedRollUp, plan_rollups
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs import assets
 from wal3_orchestration.defs.dirty_logs import sensors as sensor_module
 from wal3_orchestration.defs.dirty_logs.assets import Round, RoundKind, Rounds
@@ -24,14 +27,9 @@ from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
-    from wal3_core.spark.rollup import PlannedRollUp
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, RunsFilter
@@ -10,16 +10,12 @@ from dagster import DagsterInstance, RunsFilter
 from tests.orchestration.daemons import eventually, running_daemon
 from tests.orchestration.dirty import waiting
 from wal3_core import Fleet, FleetOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOG_TAG, LOGS_NAME
 from wal3_orchestration.resources import AGE_VARIABLE
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from wal3_core.store.object_store import ObjectStore
-
-
-@pytest.mark.slow
+@pytest.mark.repeat
 @pytest.mark.usefixtures("dagster_home")
 def test_daemon_starts_the_runs_of_marked_logs_once_and_forgets_the_marks(
     fleet: ObjectStore, instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,12 +15,10 @@ from tests.orchestration.dirty import AT_ONCE, Sensor, waiting
 from wal3_core import CursorStore, Fleet, FleetOptions, LogAt, LogPosition, LogReader, LogWriter, copy, destroy
 from wal3_core.fleet.dirty.rollup import RollUp
 from wal3_core.fleet.identity import store_identity
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.assets import JOB, known_over_limit
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import SensorResult
+from dagster import DagsterInstance, SensorResult
 
 from tests.orchestration.checked import asked, keys
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
 from wal3_core.format.paths import MANIFEST
-from wal3_core.store.object_store import Done
+from wal3_core.store.object_store import Done, ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 from wal3_orchestration.framework.store import UnreadableLog, read_states
 
 if TYPE_CHECKING:
     from conftest import Tick, Write
-    from dagster import DagsterInstance
-
-    from wal3_core.store.object_store import ObjectStore
 
 
 def _folder(store: ObjectStore, log: str) -> Path:

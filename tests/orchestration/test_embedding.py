@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from dagster import (
@@ -11,6 +11,7 @@ from dagster import (
     DagsterInstance,
     Definitions,
     EnvVar,
+    RunRequest,
     SensorResult,
     asset,
     build_sensor_context,
@@ -22,11 +23,6 @@ from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.embedding import wal3_definitions
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import StoreResource, without_password
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dagster import RunRequest
 
 SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 

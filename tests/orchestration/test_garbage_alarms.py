@@ -11,11 +11,12 @@ import pytest
 from tests.orchestration.checked import found_bad
 from tests.orchestration.run_requests import run_request
 from tests.world import ClockStore
-from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, destroy
+from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, MemoryStore, destroy
 from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.checks import (
     PlannedLog,
     collected_in_time,
@@ -28,8 +29,6 @@ from wal3_orchestration.resources import CollectionResource
 if TYPE_CHECKING:
     from conftest import Run, Write
 
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 LIMITS = CollectionResource(interval_s=100, announced_s_max=50, cursor_idle_s_max=1000, lag_min=5)
 QUIET = Survey(log="a")

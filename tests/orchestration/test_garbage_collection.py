@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipReason, build_schedule_context
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    DagsterEventType,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    RunRequest,
+    SkipReason,
+    build_schedule_context,
+)
 
 from tests.orchestration.checked import found_bad
 from tests.orchestration.run_requests import run_request
@@ -18,15 +27,13 @@ from wal3_core.format.paths import POLICY, fragment_path
 from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector
 from wal3_core.store.documents.policy_store import PolicyStore
-from wal3_core.store.object_store import Done
+from wal3_core.store.object_store import Done, ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run, Write
-    from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 SCHEDULES = ("daily_collection", "weekly_orphans", "weekly_snapshot_compaction")
 

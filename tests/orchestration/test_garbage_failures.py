@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,20 +15,16 @@ from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.options import CollectorOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection import assets
-from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
-from wal3_orchestration.framework.recorder import latest, run_of, value_of
+from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, DueGarbage
+from wal3_orchestration.framework.recorder import LogResult, latest, run_of, value_of
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Run, Write
 
-    from wal3_core.options import CollectorOptions
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
-    from wal3_orchestration.framework.recorder import LogResult
 
 SCOPE = StoreScope()
 DELETED = SCOPE.key("deleted_garbage")

@@ -7,11 +7,14 @@ keeps the log safe.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.orchestration.interrupting import (
+    Start,
     cancel,
     fleet,
     gate,
@@ -28,17 +31,13 @@ from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOpti
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from conftest import Run
     from dagster import DagsterInstance
 
-    from tests.orchestration.interrupting import Start
-    from wal3_core.store.object_store import ObjectStore
 
 __all__ = ["fleet", "gate", "gates", "instance", "start"]
 

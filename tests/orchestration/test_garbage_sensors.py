@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from dagster import SensorResult, build_sensor_context
+from dagster import DagsterInstance, RunRequest, SensorResult, build_sensor_context
 
 from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore, age_out, damage, life_store
@@ -13,16 +13,14 @@ from wal3_core import CursorStore, LogPosition
 from wal3_core.format.paths import GARBAGE_FOLDER
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.store.object_store import Done
+from wal3_core.store.object_store import Done, ObjectStore
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
 from wal3_orchestration.framework.scope import COLLECT_TAG, LOG_TAG, LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, RunRequest
 
-    from wal3_core.store.object_store import ObjectStore
 
 COLLECT = {COLLECT_TAG: "true"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from dagster import AssetKey, RetryPolicy
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad, recorded_by
 from tests.orchestration.executed_again import compaction_sweep, execute_again
@@ -19,16 +19,15 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.framework.step import HERE, ON_SPARK
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 FIVE = ["a", "b", "c", "d", "e"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import RetryPolicy
+from dagster import DagsterInstance, RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad
 from tests.orchestration.executed_again import compaction_sweep, execute_again
@@ -17,6 +17,7 @@ from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import UnavailableError
 from wal3_core.format.pass_record import PassRecord
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.framework.recorder import latest, value_of
@@ -24,11 +25,9 @@ from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance
 
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.store.object_store import ObjectStore
 
 SCOPE = StoreScope()
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}

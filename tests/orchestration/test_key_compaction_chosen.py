@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import SensorResult, build_sensor_context
+from dagster import DagsterInstance, SensorResult, build_sensor_context
 
 from tests.orchestration.checked import asked, keys, logs_of
 from tests.orchestration.dirty import Sensor
@@ -14,15 +14,13 @@ from tests.orchestration.test_key_compaction import append, compact_by_key, keys
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, Message, Policy
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.key_compaction.sensors import find_due
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance
-
-    from wal3_core.store.object_store import ObjectStore
 
 
 def tick(instance: DagsterInstance) -> SensorResult:

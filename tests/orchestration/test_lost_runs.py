@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, build_sensor_context
@@ -13,11 +14,6 @@ from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.alerts import is_of
 from wal3_orchestration.defs.lost_runs import LOST, SERVER_TAG, fail_lost_runs
 from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 OWN = StoreScope().tags
 

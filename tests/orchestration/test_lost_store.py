@@ -14,6 +14,8 @@ from tests.orchestration.run_requests import run_request
 from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
 from wal3_core.format.paths import STORE_IDENTITY
+from wal3_core.options import RetryOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.assets import Round, RoundKind, Rounds
 from wal3_orchestration.framework import store as store_module
@@ -23,8 +25,6 @@ from wal3_orchestration.framework.store import ACCEPT_JOB
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
 
-    from wal3_core.options import RetryOptions
-    from wal3_core.store.object_store import ObjectStore
 
 LOGS = [f"log-{number:02}" for number in range(24)]
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from tests.orchestration.checked import found_bad, recorded_by
 from tests.orchestration.run_requests import run_request
 from tests.stores import age_out
 from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
-from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotCompactor
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.assets import PLANNING
 from wal3_orchestration.defs.maintenance import MAINTENANCE, request_maintenance
 from wal3_orchestration.defs.snapshot_compaction import JOB as COMPACTION
@@ -25,10 +26,7 @@ from wal3_orchestration.framework.step import HERE
 
 if TYPE_CHECKING:
     from conftest import Run, Write
-    from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

@@ -5,18 +5,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance
+from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, ExecuteInProcessResult
 
 from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 KEY = AssetKey("manifest")
 

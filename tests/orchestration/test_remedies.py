@@ -25,6 +25,7 @@ from wal3_core import (
     scrub,
     update_copy,
 )
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.runbook import REMEDIES, Remedy, remedy
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from conftest import Run
     from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = "import sys; sys.argv[0] = 'wal3'; from wal3_core.cli import main; main()"

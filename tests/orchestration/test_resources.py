@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import boto3
 import pytest
@@ -12,9 +13,6 @@ from dagster_aws.s3 import S3Resource
 
 from wal3_core import LogWriter, list_logs
 from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource, spark_resource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster import RunRequest
+from dagster import DagsterInstance, ExecuteInProcessResult, RunRequest
 
 from tests.orchestration.checked import check_of, recorded_by
 from tests.orchestration.run_requests import run_request
 from tests.spark.failing_once import WHY, let_first_attempts_fail
-from wal3_core.compaction.retried import Retried
+from wal3_core.compaction.reports import Retried
 from wal3_core.spark import jobs, verify
 from wal3_orchestration.framework.checks import retried_metadata
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult
 
 ON_SPARK = {"resources": {"collection": {"config": {"spark_logs_min": 1}}}}
 SHOWN = {"tasks retried": 1, "executors lost": 0, "retried because": f"OSError: {WHY}"}

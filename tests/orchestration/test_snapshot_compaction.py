@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import AssetKey, SensorResult, build_sensor_context
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, SensorResult, build_sensor_context
 
 from tests.orchestration.run_requests import run_request
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import StoreResource
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 # Snapshots of two where the default is 16.
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))

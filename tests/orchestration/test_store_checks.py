@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,16 @@ from tests.orchestration.checked import check_of, found_bad
 from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.verification import sound
 from wal3_orchestration.framework.checks import CheckFindings, CheckResult, evaluate
 from wal3_orchestration.framework.log_records import KnownProblem, LogRecord, LogRecords
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from conftest import Run
     from dagster import DagsterInstance, ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 # What the Overview of an asset asks.

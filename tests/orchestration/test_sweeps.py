@@ -5,27 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import RunRequest
+from dagster import DagsterInstance, RunRequest
 
 from tests.orchestration.checked import asked, check_of, found_bad, keys, logs_of, recorded_by
 from tests.orchestration.run_requests import run_request
 from tests.stores import age_out, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, destroy
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.discovery import JOB as LOOK
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLANNING
 from wal3_orchestration.defs.maintenance import request_maintenance
 from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework import triggers
-from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX
+from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX, LogJob
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.framework.triggers import LOGS_PER_TICK_MAX, PERIOD_S_MAX, QUICK_LOGS_MAX, SensorCursor
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
-    from dagster import DagsterInstance
 
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.assets import LogJob
 
 SCOPE = StoreScope()
 ALL = {job: job.request_sweep(SCOPE) for job in (LOOK, VERIFY, PLANNING, COLLECTION, DELETION)}

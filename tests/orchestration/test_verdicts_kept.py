@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from dagster import RetryPolicy
+from dagster import DagsterInstance, ExecuteInProcessResult, RetryPolicy, RunRequest
 
 from tests.orchestration.checked import check_of
 from tests.orchestration.run_requests import run_request
 from tests.orchestration.test_key_compaction import append
 from tests.orchestration.test_key_compaction_checks import num_replaced, two_dirty
 from tests.stores import damage, life_store
-from wal3_core import LogReader
+from wal3_core import LogReader, ScrubReport
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.options import CollectorOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs import verification
 from wal3_orchestration.defs.garbage_collection import assets
-from wal3_orchestration.defs.garbage_collection.assets import DELETION
+from wal3_orchestration.defs.garbage_collection.assets import DELETION, DueGarbage
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified
 from wal3_orchestration.defs.verification import JOB as VERIFY
@@ -25,16 +28,9 @@ from wal3_orchestration.framework.log_records import LogRecords
 from wal3_orchestration.framework.scope import StoreScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult, RunRequest
 
-    from wal3_core import ScrubReport
     from wal3_core.compaction.verifying import Verification
-    from wal3_core.options import CollectorOptions
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.defs.garbage_collection.assets import DueGarbage
     from wal3_orchestration.framework.recorder import LogResult
 
     Keep = Callable[[str], LogResult | None]

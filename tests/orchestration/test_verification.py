@@ -11,6 +11,7 @@ from dagster import (
     BackfillPolicy,
     DagsterInstance,
     DagsterRunStatus,
+    ExecuteInProcessResult,
     RunRequest,
     SkipReason,
     asset,
@@ -24,6 +25,7 @@ from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, open_store
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.spark.verify import verify_logs
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import MANIFEST
 from wal3_orchestration.defs.verification import PROBLEMS_SHOWN_MAX, VERIFICATION, judge, scrub_log
@@ -33,9 +35,7 @@ from wal3_orchestration.resources import CollectionResource, StoreResource, spar
 
 if TYPE_CHECKING:
     from conftest import Run, Write
-    from dagster import ExecuteInProcessResult
 
-    from wal3_core.store.object_store import ObjectStore
 
 KEY = AssetKey("verification")
 LOGS = StoreScope().logs

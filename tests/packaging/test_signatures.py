@@ -8,14 +8,11 @@ import importlib
 import inspect
 import sys
 import typing
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from types import ModuleType
 
 import wal3_core
 from tests.exported import IN_SIGNATURES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 # Conversions to and from stored bytes, which the library calls.
 CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
@@ -31,7 +28,7 @@ def names_in(module: ModuleType) -> dict[str, object]:
     names = dict(vars(module))
     blocks = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If)]
     for block in blocks:
-        if ast.unparse(block.test) in {"TYPE_CHECKING", "_typing.TYPE_CHECKING"}:
+        if ast.unparse(block.test) == "TYPE_CHECKING":
             for node in block.body:
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wal3_core"):
                     # Aliases of types may exist for type checkers only; they are no classes.

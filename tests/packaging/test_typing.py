@@ -40,7 +40,7 @@ def wrong_lines() -> set[tuple[str, int]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_mypy_finds_the_mistakes_of_a_project_and_no_others(python: Path, tmp_path: Path) -> None:
     files = [shutil.copy(PROJECT / name, tmp_path) for name in NAMES]
     command = [sys.executable, "-m", "mypy", "--strict", "--output=json", f"--python-executable={python}"]

@@ -7,18 +7,16 @@ import random
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.power.process import Process
-from tests.power.session import LOG, OPTIONS
+from tests.power.session import LOG, OPTIONS, Change, Session
 from wal3_core import LogReader, LogWriter, scrub
 from wal3_core.format.paths import MANIFEST
 from wal3_core.store.backends.local import LocalStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.power.session import Change, Session
     from tests.power.volume import State
 
 MANIFEST_PATH = f"{LOG}/{MANIFEST}"

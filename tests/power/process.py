@@ -5,18 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from types import TracebackType
+from typing import TypeVar
 
-from wal3_core.runtime import SILENT, Observer
+from wal3_core.runtime import SILENT, Observer, OwnThread
 from wal3_core.workers import COMMON, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
-    from types import TracebackType
-
-    from wal3_core.runtime import OwnThread
 
 T = TypeVar("T")
 START_US = 1_700_000_000_000_000

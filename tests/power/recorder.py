@@ -12,17 +12,14 @@ import fcntl
 import inspect
 import io
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
 from wal3_core.store.backends import file_lock, local, local_durability, local_listing, local_roots
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import Buffer
+from wal3_core.store.object_store import Buffer
 
 StrPath = str | os.PathLike[str]
 # Calls and names that change nothing.

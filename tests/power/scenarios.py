@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
+from tests.effort import every
 from tests.power.recorder import Recorder
-from tests.power.session import Session
+from tests.power.session import Session, User
 from wal3_core.store.backends.local_roots import OWN_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.power.session import User
-
 
 NEVER = 10**9
 
@@ -164,4 +159,4 @@ def moments(folder: Path, name: str, *, known: bool = False) -> list[int]:
     if os.environ.get("WAL3_POWER_EVERY_STEP"):
         return list(range(1, len(calls) + 1))
     seen = [not call.startswith(("sync ", "lock ")) and f"/{OWN_FOLDER}" not in call.split()[-1] for call in calls]
-    return [number for number, changed in enumerate(seen, 1) if changed]
+    return [number for number, changed in enumerate(seen, 1) if changed][:: every(2)]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.power.process import Process
 from tests.power.recorder import KilledError, Recorder
 from wal3_core import CursorStore, LogError, LogReader, LogWriter, WriterOptions
+from wal3_core.format.position import LogPosition
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.store.backends.local import LocalStore
-from wal3_core.store.object_store import Done, Etag, PutOutcome, Refused, Versioned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.store.object_store import Buffer, NotModified, ObjectMeta
+from wal3_core.store.object_store import Buffer, Done, Etag, NotModified, ObjectMeta, PutOutcome, Refused, Versioned
 
 LOG = "a"
 RETRY = RetryOptions(attempts_max=2, pause_s_min=0.01, pause_s_max=0.02)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from tests.power.scenarios import ACTS, joined, life, look_on, moments, objects,
 from tests.power.volume import ROOT, Entry, Step, Sync, Volume, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tests.power.session import Session
 
 MEMORY = Path("/dev/shm")

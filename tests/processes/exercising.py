@@ -10,14 +10,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.processes.fault_proxy import Fault, FaultProxy, listening
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # After each of these, the client cannot know whether the PUT was done, or will be.
 AMBIGUOUS = (Fault.DROP_REPLY, Fault.LATE, Fault.INTERNAL, Fault.DROP_REQUEST)

@@ -11,17 +11,13 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
-from wal3_core import LogReader, NotDurableError, UnknownDurabilityError, scrub
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from wal3_core import LogPosition, Record
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core import LogPosition, LogReader, NotDurableError, Record, UnknownDurabilityError, scrub
+from wal3_core.store.object_store import ObjectStore
 
 Outcome = Literal["acked", "refused", "unknown", "pending"]
 

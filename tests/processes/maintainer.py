@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core import open_store
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.format.manifest import Manifest
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
 
 Change = Literal["roll", "fence", "generation"]
 CHANGES: tuple[Change, ...] = ("roll", "fence", "generation")

@@ -10,8 +10,10 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.processes.workers import Teller
@@ -19,14 +21,11 @@ from tests.world import SMALL
 from wal3_core import WriterOptions, open_store
 from wal3_core.errors import StaleTokenError
 from wal3_core.views.queue.delay_queue import DelayQueue
-from wal3_core.views.queue.operations import NewItem, QueueOptions
+from wal3_core.views.queue.operations import Leased, NewItem, QueueOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from multiprocessing.connection import Connection
-    from pathlib import Path
 
-    from wal3_core.views.queue.operations import Leased
 
 LOG = "queue-under-test"
 # Deadlines are those of a coarse clock, so that many items share one, also of different brokers.

@@ -8,7 +8,8 @@ import signal
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +20,7 @@ from tests.processes.workers import LOG, SMALL, Follower, Job, write
 from wal3_core import LogWriter, open_store
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
-    from pathlib import Path
 
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
 APPENDS = int(os.environ.get("WAL3_TEST_APPENDS", "64"))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from tests.processes.workers import LOG
 from wal3_core import LogReader, LogWriter, NotDurableError, StoreDeniedError, WriterOptions, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,6 +6,7 @@ And it finds it when a store, or its own ledger, is tampered with.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,21 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import open_store
-from wal3_core.exercise.checker import ViolationKind
-from wal3_core.exercise.ledger import Append, AppendOutcome, Ledger
+from wal3_core.exercise.ledger import Append, AppendOutcome, Ledger, ViolationKind
 from wal3_core.exercise.load import LoadShape
 from wal3_core.exercise.place import leftovers, log_name, remove, run_store
-from wal3_core.exercise.running import Exercise, ExercisePlan
+from wal3_core.exercise.running import Exercise, ExercisePlan, ExerciseProgress
 from wal3_core.options import MIB
 
 from .exercising import RoughProxy, through
 from .fault_proxy import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wal3_core.exercise.report import Summary
-    from wal3_core.exercise.running import ExerciseProgress
 
 DEADLINE_S = 120
 LOAD = LoadShape(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
@@ -83,7 +80,7 @@ def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str
     assert list(store.list_objects("")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
     s3_url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
@@ -101,7 +98,7 @@ def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
     assert summary.figures.counts["unanswered"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Path) -> None:
     log = log_name(0)
     kept: dict[str, bytes] = {}
@@ -126,7 +123,7 @@ def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Pat
     assert {each.log for each in summary.checked.shown} == {log}
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str, tmp_path: Path) -> None:
     exercise = loaded(local_url, tmp_path / "ledgers", replace(PLAN, maintenance=False), some)
     lost = Append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,16 +18,12 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    Record,
     StoreDeniedError,
     UnavailableError,
     open_store,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wal3_core import Record
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
 SEEDS = int(os.environ.get("WAL3_TEST_SEEDS", "2"))

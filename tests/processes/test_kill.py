@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +22,12 @@ from tests.processes.workers import LOG, SMALL, Follower, Job, write, write_to
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, open_store
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import PutOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from wal3_core.store.object_store import PutOutcome
 
 KILLS = int(os.environ.get("WAL3_TEST_KILLS", "100"))
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from tests.processes.journal import check_promises, read_journals, summary
 from tests.processes.maintainer import CHANGES, Upkeep, maintain
 from tests.processes.workers import LOG, Follower, Job, write
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

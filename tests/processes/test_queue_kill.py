@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from tests.world import QUICK, SMALL
 from wal3_core import KeyCompactor, KeyCompactorOptions, open_store, scrub
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_stats
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # `make queue-kills` has 100.
 KILLS = int(os.environ.get("WAL3_TEST_QUEUE_KILLS", "12"))

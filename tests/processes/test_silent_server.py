@@ -5,15 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.fault_proxy import Fault
+from tests.processes.fault_proxy import Fault, FaultProxy
 from wal3_core import LogWriter, open_store
-
-if TYPE_CHECKING:
-    from tests.processes.fault_proxy import FaultProxy
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = [sys.executable, "-c", "from wal3_core.cli import main; main()"]

@@ -8,19 +8,18 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tests.processes.journal import Journal
-from wal3_core import LogReader, LogWriter, ReaderOptions, UnavailableError, WriterOptions, open_store
+from wal3_core import LogReader, LogWriter, ReaderOptions, Record, UnavailableError, WriterOptions, open_store
 from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from pathlib import Path
-    from types import TracebackType
 
-    from wal3_core import Record
-    from wal3_core.store.object_store import ObjectStore
 
 LOG = "log-under-test"
 PARTS_MAX = 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.queue.queue_model import QueueModel
 from tests.world import NOW, QUICK, SMALL, ClockStore
@@ -27,12 +28,15 @@ from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_head, read_queue_stats
-from wal3_core.views.queue.operations import GiveBack, ItemState, Leased, NewItem, QueueDefinition, QueueOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from wal3_core.views.queue.operations import Enqueued
+from wal3_core.views.queue.operations import (
+    Enqueued,
+    GiveBack,
+    ItemState,
+    Leased,
+    NewItem,
+    QueueDefinition,
+    QueueOptions,
+)
 
 LOG, BACKUP = "q", "backup"
 START_US = 1_700_000_000_000_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import QueueFullError, StaleTokenError, UnknownItemError
 from wal3_core.views.queue.operations import (
@@ -17,9 +17,6 @@ from wal3_core.views.queue.operations import (
     QueueDefinition,
     QueueStats,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 US_PER_MS = 1000
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wal3_core.views.queue.operations import ItemState, NewItem, QueueDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from tests.queue.pair import Pair

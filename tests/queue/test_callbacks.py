@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
-from wal3_core import DelayQueue, Enqueue, InvalidRequestError, NewItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from wal3_core import MemoryStore
+from wal3_core import DelayQueue, Enqueue, InvalidRequestError, MemoryStore, NewItem
 
 LIMIT_S = 10
 

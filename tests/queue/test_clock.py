@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ from wal3_core.views.queue.broker import QueueClock
 from wal3_core.views.queue.delay_queue import DelayQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core import MemoryStore
 
 

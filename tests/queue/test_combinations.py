@@ -6,8 +6,9 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from tests.world import ClockStore
 from wal3_core import (
     DelayQueue,
     KeyCompactor,
+    Leased,
     LogReader,
     LogWriter,
     MemoryStore,
@@ -30,13 +32,7 @@ from wal3_core import (
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue.encoding import DEAD, NEVER, NO_TOKEN, STATE, VALUE, StateRecord, id_key, state_body
-from wal3_core.views.queue.operations import Enqueue, Purge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core import Leased
-    from wal3_core.views.queue.operations import ItemStats
+from wal3_core.views.queue.operations import Enqueue, ItemStats, Purge
 
 LIMIT_S = 30
 HOUR_S = 3600

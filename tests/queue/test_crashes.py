@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import pytest
 
+from tests.effort import every
 from tests.stores import Fault, FaultyStore
 from tests.world import SMALL
 from wal3_core import MemoryStore, ReaderOptions, WriterOptions, scrub
 from wal3_core.errors import LogError, StoreDeniedError
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import PutOutcome
 from wal3_core.views.queue.delay_queue import DelayQueue
-from wal3_core.views.queue.operations import NewItem, QueueDefinition, QueueOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import PutOutcome
-    from wal3_core.views.queue.operations import Leased
+from wal3_core.views.queue.operations import Leased, NewItem, QueueDefinition, QueueOptions
 
 T = TypeVar("T")
 LOG = "q"
@@ -30,7 +26,7 @@ RETRY = RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.001)
 DEADLINE_S = 120.0
 CALLS_MAX = 400
 # `make crashes` fails each call.
-STRIDE = int(os.environ.get("WAL3_TEST_STRIDE", "7"))
+STRIDE = every(7)
 # One attempt, so that every failure is reported.
 HASTY = QueueOptions(
     prefetch_items=0,

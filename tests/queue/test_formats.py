@@ -28,8 +28,7 @@ from wal3_core.views.queue.encoding import (
     value_header,
 )
 from wal3_core.views.queue.operations import QueueDefinition
-from wal3_core.views.queue.queue_state import DeadLetter, Lease, QueueState
-from wal3_core.views.queue.runs import Row
+from wal3_core.views.queue.queue_state import DeadLetter, Lease, QueueState, Row
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CREATED_MS = 1_700_000_000_000

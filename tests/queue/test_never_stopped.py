@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,15 +33,11 @@ from wal3_core import (
     WriterOptions,
     read_queue_stats,
 )
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.strict_json import dump_checksummed
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, META_KEY, STATE, VALUE, id_key, part_key
 from wal3_core.views.queue.operations import Dequeue, ItemState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.fragment import FragmentPointer
 
 LOG = "q"
 LIMIT_S = 30

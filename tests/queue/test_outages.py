@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import wait
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import Dequeue, Enqueue, NewItem, Purge, QueueDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core import MemoryStore
 
 ALWAYS = 1_000_000

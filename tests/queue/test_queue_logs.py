@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -43,9 +43,6 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import shared_runtime
 from wal3_core.views.queue import checkpoint
 from wal3_core.views.queue.encoding import STATE, VALUE, id_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LOG = "q"
 # Values come from the store, and there are many checkpoints.

@@ -11,7 +11,7 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.operations import NewItem, QueueOptions
-from wal3_core.views.queue.runs import Pending, Row
+from wal3_core.views.queue.queue_state import Pending, Row
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore

@@ -10,17 +10,15 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.programs import Program
 
 from .serving import DEADLINE_S, Served
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MIB = 2**20
 TOKEN = "a-token-of-a-server-under-attack"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,6 @@ import pytest
 from .serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core import MemoryStore
 
     from .serving import Running

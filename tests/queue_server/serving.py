@@ -5,18 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from wal3_core.queue_server.gate import Tokens
 from wal3_core.queue_server.service import QueueServerOptions, QueueService
-from wal3_core.queue_server.serving import QueueServer, listening, url_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.queue_server.serving import QueueServer, Tokens, listening, url_of
+from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 120.0
 # Whatever a body or an answer holds.

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.gate import Rates, Tokens, read_tokens, split_tokens
-from wal3_core.queue_server.serving import check_exposure
+from wal3_core.queue_server.serving import Rates, Tokens, check_exposure, read_tokens, split_tokens
 from wal3_core.runtime import ThreadRuntime
 
 from .serving import serving
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from wal3_core import MemoryStore
 
 FIRST, SECOND = "first-token-of-a-test", "second-token-of-a-test"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,9 +14,6 @@ from .attacks import BEGUN, BODY_BYTES, MIB, REQUEST, TOKEN, attacked, bodies, f
 from .serving import answer_of, eventually, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from wal3_core import MemoryStore
 
     from .attacks import Attacked

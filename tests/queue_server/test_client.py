@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,6 @@ from wal3_core.views.queue.operations import Enqueue, NewItem, Purge, QueueDefin
 from .serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core import MemoryStore
 
     from .serving import Running

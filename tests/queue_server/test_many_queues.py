@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +15,6 @@ from wal3_core.views.queue.delay_queue import DelayQueue
 from .serving import DEADLINE_S, answer_of, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core import MemoryStore
 
     from .serving import Running

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.stores import FaultyStore
-from wal3_core import CursorStore, InvalidRequestError, destroy
+from wal3_core import CursorStore, InvalidRequestError, MemoryStore, destroy
 from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.queue_server import routes
@@ -22,8 +23,6 @@ from .serving import answer_of, eventually, serving
 
 if TYPE_CHECKING:
     import http.client
-
-    from wal3_core import MemoryStore
 
     from .serving import Json, Running
 
@@ -126,7 +125,7 @@ JSONS = st.recursive(
 
 
 @given(JSONS, st.booleans(), st.integers(2, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=some(50), deadline=None)
 def test_signs_of_a_body_are_counted_outside_of_its_texts(fields: Json, escaped: bool, piece_bytes: int) -> None:  # noqa: FBT001 - drawn
     text = json.dumps(fields, ensure_ascii=escaped)
     outside = re.sub(r'"(\\.|[^"\\])*"', "", text)

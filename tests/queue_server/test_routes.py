@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 
 from .serving import serving
 
 if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
-
     from .serving import Running
 
 QUEUE = "/v1/queues/jobs"

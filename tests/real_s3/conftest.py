@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.real_s3.roles import USERS, EvaluatingServer, Place, RealServer, Server
 from tests.real_s3.work import fill
 from tests.s3_server import BUCKET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from tests.processes.fault_proxy import Request
 
 POLICIES = Path(__file__).parent.parent.parent / "deploy" / "iam"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import boto3
 
-from tests.processes.fault_proxy import Fault, FaultProxy, listening
+from tests.processes.fault_proxy import Fault, FaultProxy, Request, listening
 from tests.real_s3.policies import Access, Grant, accesses_of, grants_of, policy_text
 from wal3_core import open_store
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from tests.processes.fault_proxy import Request
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 OPTIONS = os.environ.get("WAL3_TEST_S3_OPTIONS", "")
 # Users of the server that may be given policies, one for each role; none if the server enforces no policies.

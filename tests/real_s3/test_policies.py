@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
 
 from tests.real_s3.policies import ROLES, grants_of, policy_text
-from tests.real_s3.roles import EvaluatingServer, Place
+from tests.real_s3.roles import EvaluatingServer, Place, Server
 from tests.real_s3.work import AT_ONCE, CURSOR, DIRTY, LOG, MARKED, PIN, UNPINNED, WORK, back_up
 from tests.spec.rolling import grow, mark, marked
 from tests.stores import life_path
@@ -31,11 +31,6 @@ from wal3_core import (
 )
 from wal3_core.cli.program import cli
 from wal3_core.format.paths import cursor_path, pin_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.real_s3.roles import Server
 
 pytestmark = pytest.mark.slow
 ACTIONS = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -45,11 +45,7 @@ from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.survey import survey_log
 from wal3_core.options import SnapshotOptions
 from wal3_core.store.doctor import examine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "orders"
 UNPINNED = "payments"

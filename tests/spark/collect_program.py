@@ -8,24 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-import wal3_core.spark.collect as collect_module
+import wal3_core.spark.maintenance as collect_module
 from tests.stores import FaultyStore
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect import delete_task
+from wal3_core.spark.maintenance import delete_task
 from wal3_core.spark.session import session_conf, use_this_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
 # Fewer than a task has, within a snapshot that holds more.

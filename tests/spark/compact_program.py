@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +20,14 @@ import wal3_core.spark.compact as compact_module
 from tests.spec.compacting import LOG, OPTIONS
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.spark.compact import merge_task, read_keys
+from wal3_core.spark.compact import PassTask, merge_task, read_keys
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import pyarrow as pa
 
-    from wal3_core.compaction.merge import Merging
-    from wal3_core.spark.compact import PassTask
+    from wal3_core.compaction.engine import Merging
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
 TOKEN = "00000000000000aa"

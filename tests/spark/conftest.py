@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 from wal3_core import open_store
 from wal3_core.spark import register, session_conf, use_this_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 # Two cores, and up to two failures of a task; on other local masters none may fail.
 RETRYING = "local[2, 3]"

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.format.manifest import Boundary
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Boundary, Manifest
 from wal3_core.format.paths import fragment_path
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import Done, log_store
-
-if TYPE_CHECKING:
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore, log_store
 
 PER_FRAGMENT = 10
 # A tree of two levels after a few dozen fragments.

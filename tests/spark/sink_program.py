@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from wal3_core.spark import register, session_conf, use_this_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROWS = 20_000
 # More than a fragment for each task.

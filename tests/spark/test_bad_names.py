@@ -16,15 +16,14 @@ from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
-from wal3_core.spark import collect, verify_logs
-from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
+from wal3_core.spark import maintenance, verify_logs
+from wal3_core.spark.maintenance import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.verify import plan_log
-from wal3_core.store.object_store import Done
+from wal3_core.store.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 
@@ -106,14 +105,14 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
     for log in BOTH:
         _make(local_store, log)
     documents = [(log, _prune(local_store, log)) for log in BOTH]
-    run = collect.run_by_log
+    run = maintenance.run_by_log
 
     def run_and_destroy(*args: object) -> object:
         found = run(*args)
         destroy(local_store, BAD)
         return found
 
-    monkeypatch.setattr(collect, "run_by_log", run_and_destroy)
+    monkeypatch.setattr(maintenance, "run_by_log", run_and_destroy)
     bad, good = delete_objects(spark, local_url, documents, AT_ONCE)
 
     assert bad.refusal is not None
@@ -131,4 +130,4 @@ def test_store_that_does_not_answer_fails_every_log(memory_store: ObjectStore, m
     with pytest.raises(UnavailableError):
         plan_log(store, GOOD)
     with pytest.raises(UnavailableError):
-        collect._store_now_us(store, [GOOD], AT_ONCE)
+        maintenance._store_now_us(store, [GOOD], AT_ONCE)

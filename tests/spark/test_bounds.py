@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
+    Filter,
     GreaterThan,
     GreaterThanOrEqual,
     In,
@@ -22,11 +23,6 @@ from pyspark.sql.datasource import (
 )
 
 from wal3_core.spark.requests import Bounds, apply_filter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql.datasource import Filter
 
 
 @dataclass(frozen=True)

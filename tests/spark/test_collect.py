@@ -22,14 +22,13 @@ from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.tasks import to_text
-from wal3_core.store.object_store import Done
+from wal3_core.spark.jobs import to_text
+from wal3_core.spark.maintenance import delete_objects, list_orphans, plan_collections
+from wal3_core.store.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

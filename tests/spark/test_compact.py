@@ -15,14 +15,13 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.compact_program import OneTokenRuntime
-from tests.spec.compacting import LOG, OPTIONS, append, held, keyed_log
+from tests.spec.compacting import LOG, OPTIONS, Change, append, held, keyed_log
 from tests.stores import damage, life_store
 from tests.world import World
 from wal3_core import Cleanup, CursorStore, LogPosition, LogReader, LogWriter, Policy, open_store, scrub
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.dropped import LOSSES
-from wal3_core.compaction.dropped import find_losses as find_losses_here
-from wal3_core.compaction.engine import LocalEngine
+from wal3_core.compaction.engine import LOSSES, Engine, LocalEngine
+from wal3_core.compaction.engine import find_losses as find_losses_here
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
 from wal3_core.format import parquet
 from wal3_core.format.paths import COMPACTION_FOLDER, FRAGMENT_FOLDER
@@ -30,14 +29,12 @@ from wal3_core.runtime import ThreadRuntime
 from wal3_core.spark import compact as compact_module
 from wal3_core.spark.compact import SparkEngine, find_losses
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spec.compacting import Change
-    from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,16 +14,11 @@ from wal3_core import LogReader, MemoryStore
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.spark.planning import plan_log, reader_of
+from wal3_core.spark.jobs import ROWS_AT_ONCE, LogPiece, cost, cut, group, reader_of, work_table
+from wal3_core.spark.planning import plan_log
 from wal3_core.spark.requests import Bounds, Span
-from wal3_core.spark.tasks import ROWS_AT_ONCE, cost, cut, group, work_table
 from wal3_core.spark.verify import work_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.spark.tasks import LogPiece
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
 SIZE = 700

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -21,15 +21,9 @@ from wal3_core.log.read.reader import FragmentMissingError
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark import planning
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
-from wal3_core.spark.source import LogDataSource
+from wal3_core.spark.source import LogDataSource, LogSourceReader
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.spark.source import LogSourceReader
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 PARTITION_BYTES_MAX = 2000
 

@@ -15,16 +15,15 @@ from tests.spark.logs import fill
 from tests.spec.compacting import LOG, append, keyed_log
 from wal3_core import LogWriter, scrub
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.retried import Retried
+from wal3_core.compaction.reports import Retried
 from wal3_core.spark import SparkEngine, compact, jobs, verify, verify_logs
-from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.jobs import ConnectProgress, reason_of
-from wal3_core.spark.rollup import plan_rollups
+from wal3_core.spark.maintenance import delete_objects, list_orphans, plan_collections, plan_rollups
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.store.object_store import ObjectStore
 
 FAILED = f"OSError: {WHY}"
 

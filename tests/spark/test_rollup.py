@@ -12,12 +12,12 @@ from tests.stores import damage
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogWriter, destroy
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
-from wal3_core.spark.rollup import plan_rollups
+from wal3_core.spark.maintenance import plan_rollups
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

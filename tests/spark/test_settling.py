@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from wal3_core.spark.tasks import freezing
+from wal3_core.spark.jobs import freezing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from pyspark.sql import SparkSession
 
 

@@ -13,11 +13,11 @@ from pyspark.errors import PySparkException
 
 from tests.spark.logs import fill
 from wal3_core import LogReader, LogWriter
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 PROGRAM = Path(__file__).parent / "sink_program.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -12,12 +11,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
 from wal3_core.errors import NotDurableError, SealedError, UnknownDurabilityError
 from wal3_core.spark.requests import WriteRequest
-from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
+from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter, Staged
 from wal3_core.store.documents.cursor_store import CursorStore
-
-if TYPE_CHECKING:
-    from wal3_core.spark.sink import Staged
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 SCHEMA = StructType([StructField("log", StringType()), StructField("body", StringType())])
 

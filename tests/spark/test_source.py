@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,13 @@ from tests.bad_names import BAD, GOOD, KINDS, Badness, cut_copy_short, spoil
 from tests.spark.logs import PER_FRAGMENT, fill, pointers
 from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
+from wal3_core.format.record import Record
 from wal3_core.log.maintain.copy.copier import LogAt, copy
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from examples.spark_logs import aggregate, join
 from wal3_core import LogReader
+from wal3_core.format.record import Record
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 QUERY_S = 240

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -13,18 +12,14 @@ from tests.spark.logs import collect, fill
 from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate, undo_destroy
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
 from wal3_core.format.manifest import BEING_DESTROYED, Seal
-from wal3_core.format.paths import MANIFEST
+from wal3_core.format.paths import MANIFEST, LogId
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.requests import StreamRequest
 from wal3_core.spark.stream import LogStreamReader, Reached, begin_of, from_json, share_out, to_json
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core.format.paths import LogId
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 OffsetJson = dict[str, object]
 

@@ -11,6 +11,7 @@ import os
 import random
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,26 +21,21 @@ import pytest
 
 from tests.spark.logs import TREE
 from tests.spark.test_sink_writer import SCHEMA
-from tests.spark.test_stream_reader import plain
+from tests.spark.test_stream_reader import OffsetJson, plain
 from wal3_core import LogReader, LogWriter, UnavailableError, WriterOptions, migrate
-from wal3_core.errors import CollectionRefusedError, UnknownDurabilityError
+from wal3_core.errors import CollectionRefusedError, LogError, UnknownDurabilityError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 from wal3_core.spark import sink
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.requests import StreamRequest, WriteRequest
-from wal3_core.spark.sink import LogStreamSinkWriter
+from wal3_core.spark.sink import LogStreamSinkWriter, Staged
 from wal3_core.spark.stream import LogStreamReader
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.spark.test_stream_reader import OffsetJson
-    from wal3_core.errors import LogError
-    from wal3_core.log.write.staged.once import Once
-    from wal3_core.log.write.staged.staging import StagedFragment
-    from wal3_core.spark.sink import Staged
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.log.write.once import Once
+    from wal3_core.log.write.staged_appends import StagedFragment
 
 pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("WAL3_TEST_SEED", "4"))

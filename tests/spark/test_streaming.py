@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,14 +12,12 @@ from pyspark.errors import StreamingQueryException
 from tests.spark.logs import fill
 from wal3_core import LogReader, open_store
 from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 QUERY_S = 240

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.spark.tasks import TASK_COST_AMPLE, TASK_COST_MIN, TASKS_PER_CORE, cost, count_tasks, group
+from wal3_core.spark.jobs import TASK_COST_AMPLE, TASK_COST_MIN, TASKS_PER_CORE, cost, count_tasks, group
 
 SIZES = st.lists(st.integers(0, 2**30), min_size=1, max_size=200)
 

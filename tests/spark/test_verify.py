@@ -15,12 +15,12 @@ from wal3_core.format.paths import MANIFEST
 from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.spark import verify_logs
 from wal3_core.spark.verify import _report, _run, plan_log
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.log.read.scrub import Problem, ScrubReport
-    from wal3_core.store.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tests.world import QUICK, SMALL
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.format.record import Record
+from wal3_core.options import KeyCompactorOptions
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 # A fragment of each append; the smallest tree.

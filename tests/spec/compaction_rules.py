@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.world import ClockStore
 from wal3_core.format import parquet
@@ -12,18 +12,13 @@ from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import MANIFEST, life_folder
 from wal3_core.format.policy import Policy
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Record
 from wal3_core.format.setsum import EMPTY
-from wal3_core.format.snapshot import Snapshot
+from wal3_core.format.snapshot import Pointer, Snapshot
 from wal3_core.format.vacancy import manifest_or_vacancy
 from wal3_core.runtime import US_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.format.record import Record
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.store.object_store import Buffer, PutOutcome
+from wal3_core.store.object_store import Buffer, PutOutcome
 
 
 @dataclass

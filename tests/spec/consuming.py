@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wal3_core import ConsumedRecord, Consumer, ConsumerOptions, CursorStore, ReaderOptions
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 20.0
 READER = ReaderOptions(poll_s_min=0.005, poll_s_max=0.01, retry=RetryOptions(attempts_max=3, pause_s_min=0.001))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.stores import life_store
@@ -11,9 +9,7 @@ from wal3_core import LogReader, LogWriter, Record
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions, WriterOptions
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
 NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)

@@ -13,7 +13,9 @@ import faulthandler
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import CodeType, FrameType
 
 from wal3_core import (
     ClosedError,
@@ -26,6 +28,7 @@ from wal3_core import (
     FleetOptions,
     InvalidRequestError,
     KeyedLog,
+    LogPosition,
     LogReader,
     LogWriter,
     MemoryStore,
@@ -33,14 +36,7 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-    from types import CodeType, FrameType
-
-    from wal3_core import LogPosition
-    from wal3_core.store.object_store import Buffer, PutOutcome
+from wal3_core.store.object_store import Buffer, PutOutcome
 
 CHECKED = {"RESUME", "PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 PLACES_MAX = 5000

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core import Cleanup, LogWriter, Policy, PolicyStore
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.stores import FaultyStore
-    from wal3_core.store.object_store import ObjectStore
 
 
 def clean_up(store: ObjectStore, cleanup: Cleanup, log: str = "a") -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -13,22 +13,16 @@ from wal3_core import (
     LogWriter,
     Pin,
 )
+from wal3_core.format.manifest import Manifest
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
-from wal3_core.log.collect.deleter import Deleter, DeletionReport
-from wal3_core.log.collect.references import References
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 
 from .copying import FEW, NOW
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 

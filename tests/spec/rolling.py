@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.world import World
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, RetryOptions
 from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp
-from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, markers_of
+from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, RollUpPlan, markers_of
 from wal3_core.format.marker import Marker, fold
-
-if TYPE_CHECKING:
-    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 DIRTY = "dirty/x"
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.world import World
 from wal3_core import (
     Limits,
     LogWriter,
     records_across,
 )
+from wal3_core.format.position import ReadStart
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
-
-if TYPE_CHECKING:
-    from wal3_core.format.position import ReadStart
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_core import StoreDeniedError, list_logs, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ASKED: dict[str, Callable[[ObjectStore], object]] = {
     "read": lambda store: store.read("a"),

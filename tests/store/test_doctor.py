@@ -6,8 +6,9 @@ import gzip
 import http.client
 import random
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,14 +19,19 @@ from wal3_core.errors import UnavailableError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.doctor import examine
-from wal3_core.store.object_store import Done, Etag, NotModified, ObjectMeta, Refused, Unknown, Versioned
+from wal3_core.store.object_store import (
+    Buffer,
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    ObjectStore,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+)
 from wal3_core.store.open_store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from wal3_core.store.object_store import Buffer, ObjectStore, PutOutcome
 
 LISTED = "a list names what is replaced meanwhile"
 ATOMIC = {"one of several racing creates is done", "racing swaps lose nothing"}

@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from wal3_core.options import RetryOptions
 from wal3_core.store.object_store import Done, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 WAIT_S_MAX = 60

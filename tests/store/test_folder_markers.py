@@ -11,12 +11,11 @@ import pytest
 from wal3_core import CursorStore, LogAt, LogReader, LogWriter, copy, destroy, open_store, scrub
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.contents import own_objects, strangers
-from wal3_core.store.object_store import Done, log_store
+from wal3_core.store.object_store import Done, ObjectStore, log_store
 
 if TYPE_CHECKING:
     import boto3
 
-    from wal3_core.store.object_store import ObjectStore
 
 LOG = "lg"
 FOLDERS = ["", "lg/", "lg/manifest/", "LIFE/", "LIFE/cursor/", "LIFE/pin/", "LIFE/log/", "LIFE/gc/", "other/"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +26,6 @@ from wal3_core import (
 from wal3_core.store.backends import local_listing
 from wal3_core.store.backends.local import LocalStore
 from wal3_core.store.object_store import Done, Versioned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 WAIT_S_MAX = 30.0
 DEFECTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,11 @@ import pytest
 
 from tests.processes.children import await_word, child
 from wal3_core import LogReader, LogWriter, StoreDeniedError, open_store
-from wal3_core.store.object_store import Done, Versioned
+from wal3_core.store.object_store import Done, ObjectStore, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from wal3_core.store.object_store import ObjectStore
 
 # Too few for a snapshot, which a writer may still upload while it is closed.
 APPENDS = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,12 +12,10 @@ from wal3_core.store.object_store import (
     FolderStore,
     NotModified,
     ObjectStore,
+    PutOutcome,
     Refused,
     Versioned,
 )
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import PutOutcome
 
 WRITERS = 16
 RAISES = 10

@@ -28,12 +28,11 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.store.backends.remote import Clients, RemoteStore
-from wal3_core.store.object_store import is_odd
+from wal3_core.store.object_store import ObjectStore, is_odd
 
 if TYPE_CHECKING:
     import boto3
 
-    from wal3_core.store.object_store import ObjectStore
 
 LOG, OTHER = "orders", "other"
 # LIFE is the folder of the log's life.

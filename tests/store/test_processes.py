@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from wal3_core.store.object_store import Done, ObjectStore, PutOutcome, Unknown,
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 WRITERS = 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,12 +20,7 @@ from wal3_core.store.documents.document_store import DocumentStore
 from wal3_core.store.documents.garbage_store import GarbageStore
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 LOG = "a"
 POSITION = LogPosition(1, 0)

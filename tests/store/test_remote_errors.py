@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +18,6 @@ from wal3_core import LogReader, LogWriter, StoreDeniedError, UnavailableError, 
 from wal3_core.cli.program import cli
 from wal3_core.store.backends.remote_errors import trouble
 from wal3_core.store.object_store import Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ERROR = (
     '<?xml version="1.0" encoding="UTF-8"?>\n<Error>{}<RequestId>4442587FB7D0A2F9</RequestId><HostId>x</HostId></Error>'

@@ -10,17 +10,15 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from wal3_core import UnavailableError, open_store
 from wal3_core.store.object_store import Done, Unknown, Versioned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 obstore_store = pytest.importorskip("obstore.store", reason="pip install '.[s3]'")
 PAGE = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"

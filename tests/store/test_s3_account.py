@@ -8,21 +8,17 @@ import shutil
 import ssl
 import subprocess
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import boto3
 import pytest
 
 from wal3_core import InvalidRequestError, StoreDeniedError, UnavailableError, open_store
-from wal3_core.store.object_store import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore
 
 BUCKET = "some-bucket"
 VPCE = "https://bucket.vpce-0a1b2c.s3.us-east-1.vpce.amazonaws.com"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +10,7 @@ from wal3_core.errors import CorruptError, LogNotFoundError, UnavailableError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.format.paths import STORE_IDENTITY
 from wal3_core.log.maintain.destroyer import destroy, plan_destroy
-from wal3_core.store.object_store import Done, log_store
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore, log_store
 
 
 def test_identity_is_made_once_and_stays(store: ObjectStore) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -24,9 +24,6 @@ from wal3_core.cli.program import cli
 from wal3_core.cli.shell.session import whole_url
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.backends.local import LocalStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = st.binary(min_size=1, max_size=40).filter(
     lambda name: name not in {b".", b".."} and not set(name) & set(b"/\0")

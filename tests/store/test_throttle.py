@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import example, given
@@ -15,10 +17,6 @@ from tests.stores import FaultyStore
 from wal3_core import MemoryStore, UnavailableError
 from wal3_core.store.object_store import Done, Etag
 from wal3_core.store.rate_limits import Throttle, ThrottledStore, TokenBuckets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 

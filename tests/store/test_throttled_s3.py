@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TypeVar
 
 import pytest
 
@@ -22,10 +24,6 @@ from wal3_core.options import S3_READS_PER_S, S3_WRITES_PER_S
 from wal3_core.runtime import Observer, RequestEnd, ThreadRuntime, shared_runtime
 from wal3_core.store.object_store import Done, Unknown
 from wal3_core.store.rate_limits import Throttle, ThrottledStore, throttle_stats
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 

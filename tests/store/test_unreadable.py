@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,15 +17,12 @@ from wal3_core.fleet.discovery import load_manifests
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.backends.local import LocalStore
-from wal3_core.store.object_store import Done
+from wal3_core.store.object_store import Done, ObjectStore
 from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
-    from pathlib import Path
 
-    from wal3_core.store.object_store import ObjectStore
 
 __all__ = ["reachable_root"]
 

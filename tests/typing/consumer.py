@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_type
+from concurrent.futures import Future
+from typing import assert_type
 
 import wal3_core
 from wal3_core import (
@@ -21,9 +22,6 @@ from wal3_core import (
     list_logs,
     open_store,
 )
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 def produce(store: ObjectStore, bodies: list[bytes]) -> list[LogPosition]:

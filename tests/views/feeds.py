@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from tests.faults.simulator import SimProcess, Simulation
 from wal3_core import FeedMessage, FeedReader, FeedWriter, MemoryStore, ReaderOptions, WriterOptions
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 DEADLINE_S = 20.0

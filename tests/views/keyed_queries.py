@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
-from wal3_core import Excluded, Included, KeyedLog, KeyedOptions, LogReader, WriterOptions
+from wal3_core import Excluded, Included, KeyedLog, KeyedOptions, LogReader, MemoryStore, Record, WriterOptions
 from wal3_core.options import SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core import MemoryStore, Record
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 # Keys that a careless encoding of key and number would confuse.

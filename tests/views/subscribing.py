@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,11 @@ from wal3_core import (
     Stray,
     SubscriptionOptions,
 )
+from wal3_core.store.object_store import ObjectStore
 
 from .feeds import READER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from wal3_core.store.object_store import ObjectStore
     from wal3_core.views.feed.outstanding import Item
 
 # Saves only when it is asked to.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,17 +14,12 @@ from examples.git_history.history import fold, ingest
 from tests.examples.test_git_history import Repository
 from tests.spec.compacting import DAY_S
 from tests.world import QUICK, ClockStore
-from wal3_core import LogReader, LogWriter, Message, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, Message, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.reports import KeyCompactorOptions
 from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.options import KeyCompactorOptions
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "history"
 DATA = Path(__file__).parent.parent / "data"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     OverloadedError,
     Stray,
     SubscriptionOptions,
@@ -35,17 +37,13 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.store.object_store import Versioned
+from wal3_core.store.object_store import ObjectStore, Versioned
 from wal3_core.views.feed import feed_reader
 
 from .feeds import DEADLINE_S, NOON_US, READER, published, published_at, received, simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 VALUES = [None, True, -1, 2**64 - 1, 1.5, "é", b"\xff\x00", b"", [1, [b"x"]], {"a": {1: None}, b"b": []}]
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from wal3_core import (
     InvalidRequestError,
     LogPosition,
     LogWriter,
+    MemoryStore,
     ReaderOptions,
     Stray,
     WriterOptions,
@@ -31,10 +33,7 @@ from .feeds import DEADLINE_S, published, received
 from .subscribing import BY_HAND, messages, opened, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any, TypeVar
-
-    from wal3_core import MemoryStore
 
     T = TypeVar("T")
 

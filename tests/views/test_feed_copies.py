@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from wal3_core import (
@@ -11,6 +9,7 @@ from wal3_core import (
     FeedSubscription,
     LogAt,
     LogPosition,
+    MemoryStore,
     SubscriptionOptions,
     copy,
     update_copy,
@@ -18,9 +17,6 @@ from wal3_core import (
 
 from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, taken
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 
 def test_copy_has_the_subscription_and_acknowledges_nothing_behind_its_end(memory_store: MemoryStore) -> None:

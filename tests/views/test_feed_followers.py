@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from wal3_core import (
     GarbageCollectedError,
     LogReader,
     LogReplacedError,
+    MemoryStore,
     SubscriptionOptions,
     WriterOptions,
     create_successor,
@@ -37,10 +39,7 @@ from .feeds import DEADLINE_S, READER, SINGLE, published, received, simulated
 from .subscribing import AT_ONCE, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
 
 COUNT = 60
 

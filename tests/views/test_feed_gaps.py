@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +17,8 @@ from wal3_core import (
     GarbageCollectedError,
     LogAt,
     LogPosition,
+    MemoryStore,
+    SubscriptionOptions,
     copy,
     scrub,
     update_copy,
@@ -29,9 +30,6 @@ from wal3_core.views.feed.subscribed import Subscribed
 
 from .feeds import published
 from .subscribing import AT_ONCE, UNPINNED, messages, opened, put_back, taken
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore, SubscriptionOptions
 
 
 def test_subscription_that_pins_keeps_its_messages(memory_store: MemoryStore) -> None:

@@ -18,6 +18,7 @@ from wal3_core import (
     FeedWriter,
     Gap,
     InvalidRequestError,
+    MemoryStore,
     SubscriptionOptions,
     UnavailableError,
 )
@@ -28,7 +29,6 @@ from .subscribing import AT_ONCE, BY_HAND, UNPINNED, delivered, messages, opened
 
 if TYPE_CHECKING:
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
 
 # Each of a message's deliveries is over at once.
 HASTY = replace(BY_HAND, ack_wait_s=0.001)

@@ -11,6 +11,7 @@ from tests.stores import FaultyStore
 from wal3_core import (
     CursorConflictError,
     FeedSubscription,
+    MemoryStore,
     SubscriptionOptions,
     UnavailableError,
 )
@@ -20,7 +21,6 @@ from .subscribing import AT_ONCE, BY_HAND, messages, opened, put_back, taken
 
 if TYPE_CHECKING:
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
 
 
 def test_save_without_an_answer_is_made_once_and_nothing_is_lost(memory_store: MemoryStore) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import CountingStore
-from wal3_core import FeedReader, FeedWriter, LogReader, WriterOptions
+from wal3_core import FeedReader, FeedWriter, LogReader, MemoryStore, WriterOptions
 
 from .feeds import DEADLINE_S, NOON_US, published_at, received, simulated
 
 if TYPE_CHECKING:
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
 
 
 def test_fragment_is_the_one_that_holds_the_time_and_not_the_first_older_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,18 +29,15 @@ from wal3_core import (
     Stray,
 )
 from wal3_core.format.offset_ranges import RANGES_MAX
-from wal3_core.views.feed import saved_subscription
+from wal3_core.views.feed import feed_subscription
 from wal3_core.views.feed.messages import packed, unpacked_or_error
-from wal3_core.views.feed.topics import topic_filter
+from wal3_core.views.feed.topics import Pattern, topic_filter
 
 from .feeds import DEADLINE_S, NOON_US, ClockRuntime, published, received
 from .subscribing import AT_ONCE, BY_HAND, UNPINNED, messages, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from wal3_core.views.feed.feed_reader import FeedStart
-    from wal3_core.views.feed.topics import Pattern
 
 TOPICS = ("a", "b", "a", "c/x", "b", "a", "c/y", "c/x")
 
@@ -123,7 +121,7 @@ def test_subscription_begun_at_each_topic_s_last_message_delivers_no_other_later
 def test_subscription_to_more_topics_than_its_cursor_has_room_for_is_refused(
     topical: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_subscription, "RANGES_MAX", 1)
+    monkeypatch.setattr(feed_subscription, "RANGES_MAX", 1)
     assert RANGES_MAX == 2000
 
     with pytest.raises(InvalidRequestError, match="last_per_topic"):

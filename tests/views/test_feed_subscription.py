@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from wal3_core import (
     LogPosition,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     ReaderOptions,
     Stray,
     SubscriptionOptions,
@@ -28,16 +30,13 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import ThreadRuntime
+from wal3_core.store.object_store import ObjectStore
 
 from .feeds import DEADLINE_S, published, simulated
 from .subscribing import AT_ONCE, BY_HAND, NARROW, UNPINNED, delivered, finished, messages, opened, put_back, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.faults.simulator import SimProcess
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.mark.parametrize("store", ["memory", "local"], indirect=True)

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,12 @@ from wal3_core import (
     InvalidRequestError,
     KeyedLog,
     Leased,
+    MemoryStore,
     NewItem,
     QueueDefinition,
     StaleTokenError,
     TailMismatchError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from wal3_core import MemoryStore
 
 LIMIT_S = 60.0
 THREADS = ("wal3-follow", "wal3-scan", "wal3-keyed", "wal3-consumer", "wal3-queue")

@@ -6,9 +6,9 @@ import os
 import random
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,10 +33,6 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
 
 WAIT_S = 30
 # Larger than what is read whole, also when it is compressed.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.stores import FaultyStore, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, records_of
 from tests.world import LATER, NOW, QUICK, SMALL
@@ -37,12 +36,10 @@ from wal3_core import (
     destroy,
     update_copy,
 )
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.keyed.keyed_consumer import extension_of
-
-if TYPE_CHECKING:
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.store.object_store import ObjectStore
 
 
 def fill(store: ObjectStore, *batches: list[bytes | None]) -> KeyedLog:
@@ -111,7 +108,7 @@ KEY = st.sampled_from([*KEYS[:5], None])
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=some(40))
 @given(
     batches=st.lists(st.lists(KEY, min_size=1, max_size=4), min_size=1, max_size=8),
     more=st.lists(st.lists(KEY, min_size=1, max_size=4), max_size=4),

@@ -6,8 +6,8 @@ import contextlib
 import gc
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +25,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Message,
     Policy,
     PolicyStore,
@@ -34,14 +35,9 @@ from wal3_core import (
 from wal3_core.errors import ClosedError, InvalidRequestError
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
 from wal3_core.runtime import ThreadRuntime, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.keyed import key_reader
 from wal3_core.views.keyed.key_reader import NO_ROLLUP, KeyReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 WAIT_S = 30
 # Larger than what is read whole, also when it is compressed.

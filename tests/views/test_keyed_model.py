@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compacted_logs import append_fragments, compact, delete_objects, fragments_of, write_log
+from tests.effort import some
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from tests.views.keyed_queries import KEYS, LOG, OPTIONS, check_queries, open_keyed, records_of
 from tests.world import NOW, QUICK, SMALL, ClockStore, Later
@@ -29,20 +30,16 @@ from wal3_core import (
     LogReader,
     MemoryStore,
     Policy,
+    Record,
 )
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.format.parquet import key_groups
+from wal3_core.format.snapshot import Pointer
 from wal3_core.log.collect.collector import collect
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.policy_store import PolicyStore
-from wal3_core.views.keyed import key_count, key_reader, shared_reads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from wal3_core import Record
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
+from wal3_core.views.keyed import key_count, key_reader, reads
 
 # Larger than what is read whole, also when it is compressed.
 LARGE = random.Random(7).randbytes(70_000)
@@ -81,7 +78,7 @@ def _rows_of(store: ObjectStore) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrange", [False, True])
-@settings(max_examples=25)
+@settings(max_examples=some(25))
 @given(
     fragments=FRAGMENTS,
     more=FRAGMENTS,
@@ -384,7 +381,7 @@ def test_footer_that_was_damaged_in_transit_leaves_no_row_group_unreadable(memor
         length = int.from_bytes(life.read(pointer.path, start=pointer.num_bytes - 8, length=4) or b"", "little")
         read = 0
         for place in range(pointer.num_bytes - 8 - length, pointer.num_bytes - 8, 11):
-            with mock.patch.object(shared_reads, "_known", {}):
+            with mock.patch.object(reads, "_known", {}):
                 log = open_keyed(memory_store)
             damage(life, pointer.path, place)
             with contextlib.suppress(CorruptError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,11 +17,14 @@ from wal3_core import (
     FencedError,
     InvalidRequestError,
     ItemState,
+    Leased,
     LogError,
     LogExistsError,
     LogNotFoundError,
     LogWriter,
+    MemoryStore,
     NewItem,
+    Peeked,
     PolicyStore,
     QueueDefinition,
     QueueFullError,
@@ -37,11 +40,6 @@ from wal3_core import (
 )
 from wal3_core.runtime import US_PER_S
 from wal3_core.views.queue.operations import Dequeue, Enqueued, GiveBack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from wal3_core import Leased, MemoryStore, Peeked
 
 LIMIT_S = 30
 # What the policy of a new queue says of compactions.

@@ -6,7 +6,7 @@ import threading
 import tracemalloc
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,6 +22,7 @@ from wal3_core import (
     LogError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NewItem,
     QueueDefinition,
     QueueOptions,
@@ -34,9 +35,6 @@ from wal3_core.runtime import ThreadRuntime
 from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.views.queue.operations import Dequeue, Enqueue, Purge
 from wal3_core.views.queue.queue_state import QueueState, Turn
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 LIMIT_S = 30
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,16 +18,12 @@ from wal3_core import (
     InvalidRequestError,
     KeyedLog,
     LogReader,
+    MemoryStore,
     ReaderOptions,
     SnapshotCompactor,
     SnapshotCompactorOptions,
     SubscriptionOptions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core import MemoryStore
 
 RARELY = ReaderOptions(poll_s_min=0.001, poll_s_max=0.002)
 

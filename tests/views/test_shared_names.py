@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     NotDurableError,
     Owner,
@@ -28,14 +29,8 @@ from wal3_core import (
 )
 from wal3_core.format.cursor import Cursor
 from wal3_core.format.strict_json import Fields
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 
 LOG = "a"
 GOLDEN = Path(__file__).parent.parent / "golden"

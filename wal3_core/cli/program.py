@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -14,9 +15,6 @@ from wal3_core.cli.shell.process import as_exception
 from wal3_core.cli.shell.session import Session, of_target
 from wal3_core.cli.types import Duration
 from wal3_core.errors import LogError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The commands in the order of first use, each with the first sentences of its help.
 _COMMANDS = {
@@ -50,7 +48,9 @@ _COMMANDS = {
 # Commands that are in the module of another.
 _MODULES = {
     "init": "append",
+    "dirty": "fleet",
     "cat": "read",
+    "pin": "cursor",
     "tail": "read",
     "files": "read",
     "repair": "copy",
@@ -104,7 +104,6 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called, and import it."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found if name is None else command(name), rest
 
@@ -190,7 +189,6 @@ class _Stderr(logging.Handler):
     """Writes lines to the stderr of the moment: a progress bar replaces it for a while, and so do tests."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         try:
             click.echo(" ".join(self.format(record).splitlines()), err=True)
         except Exception:  # noqa: BLE001 - logging's own way with a handler that fails

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from functools import wraps
@@ -18,22 +19,17 @@ from wal3_core.cli.shell.session import Session, json_option, lines_option, pass
 from wal3_core.cli.types import LOG_PREFIX, Name, complete_names_below
 from wal3_core.errors import InvalidRequestError, LogError, UnknownDurabilityError
 from wal3_core.queue_server.client import QueueClient
-from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, item_json, log_of, names_below, new_item
+from wal3_core.queue_server.wire import PREFIX, TOKEN_VARIABLE, Json, item_json, log_of, names_below, new_item
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.queue.delay_queue import DelayQueue
 from wal3_core.views.queue.loading import read_queue_dead, read_queue_head, read_queue_stats
-from wal3_core.views.queue.operations import Enqueue, Enqueued, NewItem
+from wal3_core.views.queue.operations import Enqueue, Enqueued, NewItem, Operation, QueueDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import TypeVar
-
+    from wal3_core.cli.shell.session import F
     from wal3_core.queue_server.client import OfLease
-    from wal3_core.queue_server.wire import Json
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.operations import Operation, QueueDefinition
 
-    F = TypeVar("F", bound=Callable[..., object])
 _BATCH_LINES_MAX = 1000
 # The values of a batch: well within what a server takes.
 _BATCH_BYTES_MAX = 4 * 2**20

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -18,21 +19,18 @@ from wal3_core.cli.shell.failures import NAMED_LOG, InvalidFailure
 from wal3_core.cli.shell.session import whole_url, with_options
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.format.paths import DIRTY, check_cursor_name, check_log_name, check_pin_name, is_name_part
-from wal3_core.format.position import AtTime
+from wal3_core.format.position import AtTime, ReadStart
 from wal3_core.runtime import US_PER_S, later, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from wal3_core.cli.shell.session import F
 
-    from wal3_core.format.position import ReadStart
-    from wal3_core.store.object_store import ObjectStore
-
-    F = TypeVar("F", bound=Callable[..., object])
-    T = TypeVar("T")
-    Names = Callable[[ObjectStore, str, str], Iterable[str]]
+T = TypeVar("T")
+Names = Callable[[ObjectStore, str, str], Iterable[str]]
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SHOWN_UNITS = ("d", "h", "m", "s")
@@ -84,7 +82,6 @@ class Whole(click.IntRange):
     """A whole number; of a length that a number can have."""
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value.removeprefix("-")):
             self.fail(f"expected a whole number, found {value!r}", param, ctx)
         number: int = super().convert(value, param, ctx)  # type: ignore[arg-type]  # it also takes text
@@ -95,7 +92,6 @@ class Decimal(click.FloatRange):
     """A number; not one of those that are none, or infinite."""
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
         if isinstance(value, str) and not _DECIMAL.fullmatch(value.removeprefix("-")):
             self.fail(f"expected a number, found {value!r}", param, ctx)
         number: float = super().convert(value, param, ctx)  # type: ignore[arg-type]  # it also takes text
@@ -108,7 +104,6 @@ class Time(click.ParamType[int]):
     name = "time"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return microseconds since the epoch."""
         if isinstance(value, int) or _WHOLE.fullmatch(value):
             return int(value)
         text = value.strip()
@@ -147,7 +142,6 @@ class Duration(click.ParamType[float]):
         self._max_s = max_s
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
         seconds = seconds_of(value.strip()) if isinstance(value, str) else float(value)
         if seconds is None:
             self.fail(f"expected seconds, or a duration like 90s, 15m, 1h30m or 7d, found {value!r}", param, ctx)
@@ -161,7 +155,6 @@ class WholeSeconds(Duration):
     """A duration of whole seconds."""
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return seconds."""
         seconds = super().convert(value, param, ctx)
         if seconds != int(seconds):
             self.fail(f"expected whole seconds, found {value!r}", param, ctx)
@@ -189,7 +182,6 @@ class Name(click.ParamType[str]):
         self._names = names
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name."""
         try:
             return self._check(_SECRETS.sub("…", value), self.name)
         except InvalidRequestError as error:
@@ -197,7 +189,6 @@ class Name(click.ParamType[str]):
             raise InvalidFailure(f"{option}{error}{_meant(value, self.name, ctx)}") from error
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete it."""
         del param
         found = [] if self._names is None else completed(ctx, incomplete, self._names)
         return list(map(CompletionItem, found))
@@ -339,7 +330,6 @@ class LogOffset(click.ParamType[str]):
     name = "offset"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it; it is looked up in the log."""
         if value in {"first", "next"}:
             return value
         if not value.isdecimal():

@@ -1,54 +1,52 @@
 """Compacts one log by key: plan, merge, install, name what was replaced as garbage. Appends go on meanwhile.
 
-A pass that dies leaves orphans, and an announcement that the next pass replaces. Source: docs/protocol.md, "Key
-compaction".
+The order keeps an install safe, as that of a collection: announce, read the cursors again, replace the fragments by one
+CAS. Keeps INV-41 and INV-44. Source: docs/protocol.md, "Key compaction".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from wal3_core.arguments import checked, flag, function, integer, optional, record_bytes
-from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
-from wal3_core.compaction.installing import Installer
-from wal3_core.compaction.merge import Merging
-from wal3_core.compaction.receipt import Receipt, receipt_of
-from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyCompactorOptions, KeyInstallReport
-from wal3_core.compaction.scope import PassScope, check_has_passes, outline, read_scope
-from wal3_core.compaction.selection import (
+from wal3_core.compaction.engine import Engine, LocalEngine, Merged, Merging, Work, an_engine
+from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyInstallReport
+from wal3_core.compaction.scope import (
     Group,
     KeyRollups,
     PassLosses,
+    PassScope,
+    cursor_offsets,
     find_all,
     group,
     leaves_out,
+    outline,
+    read_scope,
     select_rows,
     within_record,
 )
-from wal3_core.compaction.verifying import Verification, verify_pass
-from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
+from wal3_core.compaction.verifying import Receipt, Verification, receipt_of, verify_pass
+from wal3_core.errors import InvalidRequestError, KeyCompactionRefusedError, MissingError, UnavailableError
+from wal3_core.format.manifest import CompactionAnnouncement, Manifest
 from wal3_core.format.pass_record import PassRecord, Proof
 from wal3_core.format.paths import check_log_name, given_token
 from wal3_core.format.setsum import EMPTY
-from wal3_core.format.snapshot import sum_setsums
+from wal3_core.format.snapshot import Snapshot, sum_setsums
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
-from wal3_core.log.collect.references import References
+from wal3_core.log.collect.deleter import References
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
-from wal3_core.options import POINTERS_MAX, UNLIMITED
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.log.tree.splice import Spliced, apply_splice, splice
+from wal3_core.options import POINTERS_MAX, UNLIMITED, KeyCompactorOptions
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.store.documents.manifest_store import Installed
 from wal3_core.store.documents.pass_store import PassStore
-from wal3_core.store.object_store import a_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.compaction.merge import Merged
-    from wal3_core.format.policy import Policy
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.documents.snapshot_store import SnapshotMissingError
+from wal3_core.store.object_store import ObjectStore, a_store, share_of
 
 T = TypeVar("T")
 
@@ -62,7 +60,6 @@ class _Prepared:
 
     plan: KeyCompactionPlan
     scope: PassScope
-    policy: Policy
     groups: tuple[Group, ...]
     found: PassLosses[Any] | None
     rollups: KeyRollups
@@ -88,11 +85,7 @@ class KeyCompactor:
         self._runtime = runtime or shared_runtime()
         self._options = options = options or KeyCompactorOptions()
         self._stores = LogStores(
-            store,
-            log,
-            runtime=self._runtime,
-            retry=options.retry,
-            snapshots_loaded_max=options.snapshots_loaded_max,
+            store, log, runtime=self._runtime, retry=options.retry, snapshots_loaded_max=options.snapshots_loaded_max
         )
         self._passes = PassStore(self._stores.manifests, self._runtime, options.retry)
         self._engine: Engine = engine or LocalEngine()
@@ -119,26 +112,21 @@ class KeyCompactor:
 
         Raises what ``plan`` raises.
         """
-        return outline(self.log, *self._scope(limit_offset))
-
-    def _scope(self, limit_offset: int | None) -> tuple[PassScope, Policy]:
-        policy = self._stores.policies.load()
-        check_has_passes(policy, self._stores.url, self.log)
-        return read_scope(self._stores, policy, limit_offset), policy
+        return outline(self.log, read_scope(self._stores, limit_offset))
 
     def _prepare(self, work: Work[Any, Any], limit_offset: int | None, *, force: bool) -> _Prepared:
-        scope, policy = self._scope(limit_offset)
+        scope = read_scope(self._stores, limit_offset)
         rollups = KeyRollups(self._stores, self._options)
-        plan = outline(self.log, scope, policy)
+        plan = outline(self.log, scope)
         if plan.due is None and force and plan.limit > plan.first:
             plan = replace(plan, due="it is forced")
         if plan.due is None:
-            return _Prepared(plan, scope, policy, (), None, rollups)
+            return _Prepared(plan, scope, (), None, rollups)
         # A forced pass looks for what an earlier version recorded as swept, too.
         scope = replace(scope.with_leaves(self._stores.snapshots.load), sweeps=scope.sweeps or force)
-        selected = select_rows(scope, policy, work, rollups)
+        selected = select_rows(scope, work, rollups)
         found = find_all(scope, selected, work, rollups.columns)
-        target = policy.compaction_limits.compacted_fragment_bytes
+        target = scope.policy.compaction_limits.compacted_fragment_bytes
         every = tuple(group(scope.fragments, found.counts, bytes_target=target, arranged_limit=scope.arranged_limit))
         groups = tuple(within_record(every))
         members = [member for each in groups for member in each.members]
@@ -153,7 +141,7 @@ class KeyCompactor:
             bytes_rewritten=sum(member.num_bytes for member in members),
         )
         skips = leaves_out(groups, found.counts)
-        return _Prepared(plan, scope, policy, groups, found, rollups, partial=len(groups) < len(every), skips=skips)
+        return _Prepared(plan, scope, groups, found, rollups, partial=len(groups) < len(every), skips=skips)
 
     # ------------------------------------------------------------------ pass
 
@@ -187,8 +175,7 @@ class KeyCompactor:
                 return replace(report, installed=True, garbage=installed.garbage)
             cause, overtaken = installed.overtaken, overtaken + 1
             MAINTAIN.info("log %s: not compacted, to be planned again: %s", self._stores.url, cause)
-        message = f"log {self._stores.url}: not compacted in {overtaken} tries: {cause}"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self._stores.url}: not compacted in {overtaken} tries: {cause}")
 
     @checked(limit_offset=optional(integer), force=flag, progress=function)
     def merge(
@@ -241,7 +228,7 @@ class KeyCompactor:
             if prepared.plan.due is None:
                 return KeyCompactionReport(plan=prepared.plan, proof=Proof()), None, prepared.rollups
             token = self._runtime.token()
-            merging = Merging(token=token, write=write, arrange=prepared.policy.arrange_by_key)
+            merging = Merging(token=token, write=write, arrange=prepared.scope.policy.arrange_by_key)
             assert prepared.found is not None
             merged: list[Merged] = []
             groups = work.merge(prepared.groups, prepared.found.losses, merging)
@@ -264,8 +251,7 @@ class KeyCompactor:
             except MissingError as error:
                 cause = self._why_gone(error)
                 MAINTAIN.info("log %s: to be planned again: %s", self._stores.url, cause)
-        message = f"log {self._stores.url}: not planned in {self._options.plans_max} tries: {cause}"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self._stores.url}: not planned in {self._options.plans_max} tries: {cause}")
 
     def _why_gone(self, error: MissingError) -> str:
         """Return why an object that was to be read is gone; raises the error if the log still leads to the object.
@@ -292,8 +278,8 @@ class KeyCompactor:
             for pointer in select(manifest.pointers, None, UNLIMITED, self._stores.snapshots.load)
             if pointer.start.offset < record.limit
         ]
-        bytes_max, log_id = self._options.fragment_expanded_bytes_max, manifest.log_id
-        return verify_pass(self._stores.objects, self.log, record, held, log_id=log_id, expanded_bytes_max=bytes_max)
+        bytes_max = self._options.fragment_expanded_bytes_max
+        return verify_pass(self._stores.objects, self.log, record, held, expanded_bytes_max=bytes_max)
 
     @checked(token=given_token)
     def record(self, token: str) -> PassRecord:
@@ -335,7 +321,7 @@ def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionRepor
         merged=written,
     )
     found = (sum(each.num_superseded for each in merged), sum(each.num_expired for each in merged))
-    wanted = (prepared.plan.num_superseded, prepared.plan.num_expired) if prepared.policy.compacts else (0, 0)
+    wanted = (prepared.plan.num_superseded, prepared.plan.num_expired) if prepared.scope.policy.compacts else (0, 0)
     if not proof.holds or found != wanted:
         # A record that stays, too, would be believed to be gone: each key would have one below a clean mark.
         message = f"log {prepared.plan.log}: nothing was changed: expected to drop {wanted}, found {found}, {proof}"
@@ -347,7 +333,7 @@ def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionRepor
         num_expired=found[1],
         num_merged=sum(each.replacement.pointer.num_records for each in merged),
         num_written=len(merged),
-        bytes_read=sum(each.bytes_read for each in merged),
+        bytes_read=sum(member.num_bytes for each in merged for member in each.replacement.members),
         bytes_written=sum(each.replacement.pointer.num_bytes for each in merged),
     )
 
@@ -368,12 +354,12 @@ def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompaction
         num_superseded=report.num_superseded,
         num_expired=report.num_expired,
         fence=scope.manifest.fence,
-        policy=prepared.policy.digest,
+        policy=scope.policy.digest,
         proof=report.proof,
         replacements=tuple(each.replacement for each in merged),
         partial=prepared.partial or prepared.skips,
         arranged=_arranged(prepared),
-        keeps_all=not prepared.policy.compacts,
+        keeps_all=not scope.policy.compacts,
     )
 
 
@@ -385,3 +371,167 @@ def _arranged(prepared: _Prepared) -> int:
     # All before the last group that fits is arranged, or is so by it.
     done = prepared.groups[-1].members[-1].limit.offset if prepared.partial else scope.limit
     return max(scope.arranged_limit, done)
+
+
+# ---------------------------------------------------------------------- install
+
+# Correct clocks differ by less while a pass is installed.
+_CLOCKS_APART_S = 60
+
+
+class Installer:
+    """Installs one pass, of which the log holds the record."""
+
+    def __init__(self, stores: LogStores, options: KeyCompactorOptions, record: PassRecord) -> None:
+        self._stores = stores
+        self._manifests = stores.manifests
+        self._options = options
+        self._record = record
+        self._token = record.token
+        self._uploaded: set[str] = set()
+        # What nothing leads to any more, once it is installed: an ordered set of paths.
+        self.replaced: dict[str, None] = {}
+        # The announcement after which cursors and policy were read.
+        self._checked: CompactionAnnouncement | None = None
+        self._announced_us = 0
+        # When it was announced, by this process's clocks.
+        self._since_s = 0.0
+        self._since_us = 0
+
+    def install(self) -> Manifest | str:
+        """Install the replacements, and that everything below the pass's limit is clean, or arranged by key.
+
+        Returns the manifest with that, or why nothing was installed, and nothing ever will be.
+        """
+        cause = self._announce()
+        if cause is not None:
+            return cause
+        for _ in range(self._options.rebases_max):
+            base = self._manifests.load()
+            if base.manifest.compaction.token == self._token:
+                # A CAS of ours without an answer was applied.
+                return base.manifest
+            cause = self._hindrance(base.manifest)
+            if cause is not None:
+                return self._withdrawn(base, cause)
+            try:
+                installed = self._try(base)
+            except InvalidRequestError as error:
+                return self._withdrawn(base, str(error))
+            if installed is not None:
+                return installed.manifest
+        message = f"log {self._stores.url}: not compacted: the manifest changed {self._options.rebases_max} times over"
+        raise UnavailableError(message)
+
+    # ------------------------------------------------------------------ announce
+
+    def _announce(self) -> str | None:
+        """Announce the install; return the cause if it will never be done.
+
+        An announcement that is there already is made again: the clean mark's time counts from it.
+        """
+        # No cursor needs to withdraw what drops nothing: one of a writer is only ever put at the log's end.
+        limit = 0 if self._record.keeps_all else self._record.limit
+        base = self._manifests.load()
+        cause = self._outdated(base.manifest)
+        if cause is not None:
+            # Announced, it would withdraw a pass that can still be installed.
+            return cause
+        rebases_max = self._options.rebases_max
+        self._manifests.change(
+            base, lambda manifest: manifest.announce_compaction(self._token, limit), rebases_max=rebases_max
+        )
+        # Before the store's time is asked for: the clean mark is never earlier than the install, but for a moment.
+        self._since_s, self._since_us = self._stores.runtime.monotonic_s(), self._stores.runtime.now_us()
+        self._announced_us = self._manifests.changed_us()
+        return None
+
+    def _forbidden(self) -> str | None:
+        limit = self._record.limit
+        cursors = cursor_offsets(self._stores, keeps_all=self._record.keeps_all)
+        below = {name: offset for name, offset in cursors.items() if offset < limit}
+        if below:
+            return f"cursors below offset {limit}: {below}"
+        if self._stores.policies.load().digest != self._record.policy:
+            return "the policy was changed"
+        return None
+
+    def _hindrance(self, manifest: Manifest) -> str | None:
+        """Return why the result cannot be installed on this version."""
+        announced = manifest.compacting
+        if announced is None or announced.token != self._token:
+            return self._outdated(manifest) or "a new cursor, a changed policy or another pass withdrew it"
+        cause = self._outdated(manifest)
+        if cause is None and announced != self._checked:
+            # After the announcement: a cursor created since has seen it. Another process may have made this one, after
+            # a cursor withdrew ours.
+            cause, self._checked = self._forbidden(), announced
+        return cause
+
+    def _outdated(self, manifest: Manifest) -> str | None:
+        """Return why the result will never be installed."""
+        record, compaction = self._record, manifest.compaction
+        if manifest.log_id != record.log_id:
+            return "another log has its name now"
+        if (compaction.passes + 1, compaction.token) != (record.number, record.before):
+            return "another pass was installed"
+        if manifest.fence != record.fence:
+            # What nothing referred to may be deleted: the new fragments were among it.
+            return "orphans were marked for deletion"
+        return None
+
+    def _withdrawn(self, base: Installed, cause: str) -> str:
+        def withdraw(manifest: Manifest) -> Manifest | None:
+            ours = manifest.compacting is not None and manifest.compacting.token == self._token
+            return manifest.withdraw_compaction() if ours else None
+
+        self._manifests.change(base, withdraw, rebases_max=self._options.rebases_max)
+        return cause
+
+    # ------------------------------------------------------------------ install
+
+    def _try(self, base: Installed) -> Installed | None:
+        """Try one CAS; None when it was not done, or has no answer."""
+        if self._was_suspended():
+            # The clean mark would be that much too early: its time is counted from another announcement.
+            self._announce()
+            return None
+        record, replacements = self._record, self._record.replacements
+        try:
+            spliced = splice(base.manifest, replacements, self._options.snapshots, self._stores.snapshots.load)
+        except SnapshotMissingError as missing:
+            self._manifests.load_newer(base, missing)
+            return None
+        # Snapshots first: the manifest must not refer to missing objects.
+        self._upload(spliced)
+        # What was tried before may be what was applied: whatever nothing leads to in the end is deleted.
+        self.replaced |= dict.fromkeys(spliced.replaced)
+        limit, swept = (0, 0) if record.partial or record.keeps_all else (record.limit, record.expired_below)
+        compaction = base.manifest.compaction.passed(
+            self._token, limit, self._now_us(), swept=swept, arranged=record.arranged
+        )
+        changed = apply_splice(base.manifest, spliced, replacements, compaction)
+        outcome = self._manifests.install(changed, base)
+        return outcome if isinstance(outcome, Installed) else None
+
+    def _now_us(self) -> int:
+        """Return the store's time: that of the announcement, and what has passed since."""
+        return self._announced_us + self._passed_us()
+
+    def _passed_us(self) -> int:
+        return int((self._stores.runtime.monotonic_s() - self._since_s) * US_PER_S)
+
+    def _was_suspended(self) -> bool:
+        """Tell whether the monotonic clock seems to have stood still since then; or the other one was set."""
+        own_us = self._stores.runtime.now_us() - self._since_us
+        return abs(own_us - self._passed_us()) > _CLOCKS_APART_S * US_PER_S
+
+    def _upload(self, spliced: Spliced) -> None:
+        def write(snapshot: Snapshot) -> str:
+            return self._stores.snapshots.write(snapshot, self._options.retry).path
+
+        # Those of a busy log's earlier tries are the same, but for those beside its newest fragments.
+        new = [each for each in spliced.written if each.pointer_to(each.to_bytes()).path not in self._uploaded]
+        share = share_of(self._stores.objects)
+        count = self._options.requests_ahead
+        self._uploaded.update(map_ahead(self._stores.runtime, write, new, count=count, share=share))

@@ -2,47 +2,79 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, REBASES_MAX, Options, RetryOptions, SnapshotOptions, within
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.pass_record import PassRecord, Proof
+from wal3_core.format.paths import LogId
+from wal3_core.format.strict_json import JsonObject, Shown
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from wal3_core.compaction.retried import Retried
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.pass_record import PassRecord, Proof
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.strict_json import JsonObject
-
-_COUNT_MAX = 2**31 - 1
+REASONS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyCompactorOptions(Options):
-    """How passes of key compaction run.
+class Retried(Shown):
+    """Counts of what was run again, at least so many, and the most frequent reasons of failures.
 
-    ``snapshots`` is the shape of the tree that the log's writers keep. ``requests_ahead`` objects are read or written
-    at a time. A change of the manifest is tried ``rebases_max`` times; a pass is planned again ``plans_max`` times when
-    maintenance or a cursor got in its way. ``bytes_per_s_max`` limits what it reads and writes of fragments, all tasks
-    together, None for no limit.
-    ``fragment_expanded_bytes_max`` limits the memory for one fragment.
+    ``num_tasks`` attempts of tasks failed, or went with one of ``num_executors`` executors that were lost.
+    ``num_stages`` stages ran again, as results of theirs were lost. ``num_copies`` copies of slow tasks were started,
+    which are no failures. With ``attempts_only``, as with Spark Connect, all that is known is how many attempts there
+    were beside those that gave results, in ``num_tasks``: failed ones, and also one of a slow task and its copy; and in
+    ``num_stages`` stages that ran again in part.
     """
 
-    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
-    requests_ahead: int = field(default=4, metadata=within(1, _COUNT_MAX))
-    rebases_max: int = field(default=REBASES_MAX, metadata=within(1, _COUNT_MAX))
-    plans_max: int = field(default=8, metadata=within(1, _COUNT_MAX))
-    # Slower than a kilobyte a second is a mistake, and 0 would never end.
-    bytes_per_s_max: int | None = field(default=None, metadata=within(1024, 2**63 - 1))
-    fragment_expanded_bytes_max: int = field(default=FRAGMENT_EXPANDED_BYTES_MAX, metadata=within(1, 2**63 - 1))
-    snapshots_loaded_max: int = field(default=256, metadata=within(0, _COUNT_MAX))
-    retry: RetryOptions = field(default_factory=RetryOptions)
+    num_tasks: int = 0
+    num_executors: int = 0
+    num_stages: int = 0
+    num_copies: int = 0
+    reasons: tuple[tuple[str, int], ...] = ()
+    attempts_only: bool = False
+
+    SHOWN = "tasks=num_tasks executors=num_executors stages=num_stages copies=num_copies reasons attempts_only"
+
+    def __add__(self, other: Retried) -> Retried:
+        """Add up two jobs. An executor that both lost tasks with is counted twice."""
+        reasons = Counter(dict(self.reasons))
+        reasons.update(dict(other.reasons))
+        return Retried(
+            num_tasks=self.num_tasks + other.num_tasks,
+            num_executors=self.num_executors + other.num_executors,
+            num_stages=self.num_stages + other.num_stages,
+            num_copies=self.num_copies + other.num_copies,
+            reasons=tuple(reasons.most_common(REASONS_MAX)),
+            attempts_only=self.attempts_only or other.attempts_only,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything failed or was lost; a slow task that has a copy is not."""
+        return bool(self.num_tasks or self.num_executors or self.num_stages)
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        if self.attempts_only:
+            again = f", {self.num_stages} stages ran again" if self.num_stages else ""
+            return f"at least {self.num_tasks} attempts of tasks failed, or were overtaken by a copy{again}"
+        text = (
+            f"at least {self.num_tasks} attempts of tasks failed or lost their executor, {self.num_executors} executors"
+            f" were lost, {self.num_stages} stages ran again, {self.num_copies} copies of slow tasks were started"
+        )
+        return f"{text}: {self.why}" if self.reasons else text
+
+    @property
+    def why(self) -> str:
+        """The reasons, each with its count if it is not the only failure."""
+        return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in self.reasons)
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {**Shown.to_json(self), "reasons": [{"reason": text, "count": count} for text, count in self.reasons]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyCompactionPlan:
+class KeyCompactionPlan(Shown):
     """What a pass over a log would do now, and why.
 
     It looks at the records of [first, limit); ``bound`` says what keeps those from ``limit`` on. Records from
@@ -79,6 +111,13 @@ class KeyCompactionPlan:
     num_rewritten: int = 0
     bytes_rewritten: int = 0
 
+    SHOWN = (
+        "log log_id first limit clean_limit expired_below bound due dirty_bytes held_bytes dirty_percent dirty_records"
+        " held_records dirty_records_percent overdue_s held_back_s tombstones_expired=expired fragments=num_fragments"
+        " fragments_read=num_read superseded=num_superseded expired=num_expired groups=num_groups"
+        " fragments_rewritten=num_rewritten bytes_rewritten"
+    )
+
     @property
     def dirty_percent(self) -> int:
         """The share of the bytes below the bound that no pass has looked at; 0 for none."""
@@ -89,38 +128,9 @@ class KeyCompactionPlan:
         """The share of the records below the bound that no pass has looked at; 0 for none."""
         return 100 * self.dirty_records // self.held_records if self.held_records else 0
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "log_id": self.log_id,
-            "first": self.first,
-            "limit": self.limit,
-            "clean_limit": self.clean_limit,
-            "expired_below": self.expired_below,
-            "bound": self.bound,
-            "due": self.due,
-            "dirty_bytes": self.dirty_bytes,
-            "held_bytes": self.held_bytes,
-            "dirty_percent": self.dirty_percent,
-            "dirty_records": self.dirty_records,
-            "held_records": self.held_records,
-            "dirty_records_percent": self.dirty_records_percent,
-            "overdue_s": self.overdue_s,
-            "held_back_s": self.held_back_s,
-            "tombstones_expired": self.expired,
-            "fragments": self.num_fragments,
-            "fragments_read": self.num_read,
-            "superseded": self.num_superseded,
-            "expired": self.num_expired,
-            "groups": self.num_groups,
-            "fragments_rewritten": self.num_rewritten,
-            "bytes_rewritten": self.bytes_rewritten,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyCompactionReport:
+class KeyCompactionReport(Shown):
     """What a pass did. Without ``token`` it changed nothing: it was not due, or it was a dry run.
 
     ``installed`` says that the log has the result; a pass that was only merged has changed nothing in the log.
@@ -143,23 +153,14 @@ class KeyCompactionReport:
     # How it ran, and not what it did.
     retried: Retried | None = field(default=None, compare=False)
 
+    SHOWN = (
+        "plan proof token installed superseded=num_superseded expired=num_expired merged=num_merged"
+        " fragments_written=num_written bytes_read bytes_written overtaken=num_overtaken garbage"
+    )
+
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
-        return {
-            "plan": self.plan.to_json(),
-            "proof": self.proof.to_json(),
-            "token": self.token,
-            "installed": self.installed,
-            "superseded": self.num_superseded,
-            "expired": self.num_expired,
-            "merged": self.num_merged,
-            "fragments_written": self.num_written,
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "overtaken": self.num_overtaken,
-            "garbage": list(self.garbage),
-            **({} if self.retried is None else {"retried": self.retried.to_json()}),
-        }
+        return {**Shown.to_json(self), **({} if self.retried is None else {"retried": self.retried.to_json()})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.store.object_store import FolderStore
+from wal3_core.store.object_store import FolderStore, ObjectStore
 from wal3_core.store.retrying import for_store, until_answered, with_retries
 from wal3_core.workers import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
 
 # The folder of all exercises of a store.
 EXERCISES = "exercise/"
@@ -49,8 +44,7 @@ def new_run() -> str:
 def run_store(store: ObjectStore, run: str) -> RunStore:
     """Return the store of one exercise; InvalidRequestError for a name that none has."""
     if not _RUN.fullmatch(run):
-        message = f"exercise: expected a name as run-20260101T120000Z-a1b2c3, found {run[:80]!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"exercise: expected a name as run-20260101T120000Z-a1b2c3, found {run[:80]!r}")
     return RunStore(store, f"{EXERCISES}{run}/")
 
 

@@ -11,10 +11,10 @@ import os
 import select
 import sys
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
     CollectionRefusedError,
@@ -31,24 +31,16 @@ from wal3_core.exercise.load import AppendChoice, LoadShape, body_of, checksum_o
 from wal3_core.exercise.place import log_name, run_store, server_name
 from wal3_core.exercise.report import Figures
 from wal3_core.fleet.fleet import Fleet
-from wal3_core.fleet.open_logs import FleetOptions
-from wal3_core.format.record import position_after
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Record, position_after
 from wal3_core.log.collect.collector import collect
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.reader import LogReader
-from wal3_core.options import MIB, CollectorOptions, SnapshotOptions, WriterOptions
-from wal3_core.runtime import AppendEnd, Observer, RequestEnd, shared_runtime
+from wal3_core.options import MIB, CollectorOptions, FleetOptions, SnapshotOptions, WriterOptions
+from wal3_core.runtime import Observer, RequestEnd, Runtime, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore, Witness
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from concurrent.futures import Future
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.format.record import Record
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
 
 _REPORTS_S = 0.5
 _UNANSWERED = {RequestEnd.UNAVAILABLE, RequestEnd.UNKNOWN}
@@ -87,7 +79,7 @@ class Task:
 
 
 class ProcessCounts(Observer):
-    """Counts what the library reports, and what the process does; written to the process's file."""
+    """Counts what the library reports, but for appends, and what the process does; written to the process's file."""
 
     def __init__(self, runtime: Runtime, path: Path) -> None:
         self._lock = runtime.lock()
@@ -97,34 +89,26 @@ class ProcessCounts(Observer):
         self._written_s = 0.0
 
     def count(self, name: str, count: int = 1) -> None:
-        """Count something."""
         with self._lock:
             self._figures.counts[name] += count
 
     def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
-        """Count a request."""
         del store, seconds
         with self._lock:
             self._figures.requests[kind] += 1
             self._figures.counts["unanswered"] += end in _UNANSWERED
 
     def throttled(self, store: str, kind: str, seconds: float) -> None:
-        """Count a wait."""
         del store, kind
         with self._lock:
             self._figures.counts["throttled"] += 1
             self._figures.counts["throttled_ms"] += round(seconds * 1000)
 
     def slowed(self, store: str, kind: str) -> None:
-        """Count a halving."""
         del store, kind
         self.count("slow_downs")
 
-    def appended(self, log: str, end: AppendEnd, *, num_records: int, num_bytes: int, waits_s: Iterable[float]) -> None:
-        """Count nothing: the ledger does."""
-
     def retried(self, log: str) -> None:
-        """Count a request that is sent again."""
         del log
         self.count("retries")
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
-from wal3_core.exercise.checker import HARMLESS, Violation, ViolationKind
-from wal3_core.exercise.ledger import AppendOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from wal3_core.exercise.ledger import HARMLESS, AppendOutcome, Violation, ViolationKind
 
 # List prices of S3 Standard in us-east-1, in US dollars per 1,000 requests, by the library's name of a request; DELETE
 # is free. Source: https://aws.amazon.com/s3/pricing/, as of 2026-11.
@@ -115,11 +111,10 @@ class Summary:
     def check_tried(self) -> None:
         """Refuse to take nothing for a proof: UnavailableError when no append became durable."""
         if not self.checked.outcomes[AppendOutcome.DURABLE]:
-            message = (
+            raise UnavailableError(
                 f"exercise {self.run}: expected appends to become durable, found none in {self.load_s:.0f} s: nothing"
                 f" is known of the store"
             )
-            raise UnavailableError(message)
 
     def per_million(self) -> dict[str, float] | None:
         """Return the requests, and their price in US dollars, for a million durable appends; None if there was none."""

@@ -6,27 +6,30 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, UnavailableError
-from wal3_core.exercise.checker import Violation, ViolationKind, check_log
-from wal3_core.exercise.ledger import PARTS, AppendOutcome, LogLedger, ReadRecord, read_part
-from wal3_core.exercise.place import log_name, new_run, run_store
+from wal3_core.exercise.ledger import (
+    PARTS,
+    AppendOutcome,
+    LogLedger,
+    ReadRecord,
+    Violation,
+    ViolationKind,
+    check_log,
+    read_part,
+)
+from wal3_core.exercise.load import LoadShape
+from wal3_core.exercise.place import RunStore, log_name, new_run, run_store
 from wal3_core.exercise.process import Task, read_figures
 from wal3_core.exercise.report import Checked, Figures, Summary
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import scrub
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.retrying import timeout_s_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from wal3_core.exercise.load import LoadShape
-    from wal3_core.exercise.place import RunStore
-    from wal3_core.store.object_store import ObjectStore
 
 # Logs that are followed, maintained and scrubbed: a third of them, at most these.
 _FOLLOWED_MAX = 16

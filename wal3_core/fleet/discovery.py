@@ -5,9 +5,9 @@ A listing of folders per log and per folder above it finds them, whatever the lo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import CorruptError, LogError, LogNotFoundError, StoreDeniedError
@@ -17,13 +17,8 @@ from wal3_core.format.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.log.contents import is_of_log
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.store.documents.manifest_store import lost_manifest
-from wal3_core.store.object_store import Versioned, a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectStore, Versioned, a_store, log_store, share_of
 from wal3_core.store.retrying import reread_if_damaged, with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
 
 
 def _folder(value: object, argument: str) -> str:

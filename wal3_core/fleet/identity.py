@@ -23,15 +23,13 @@ _BYTES_MAX = 1024
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-def store_identity(
-    store: ObjectStore, *, create: bool = False, runtime: Runtime | None = None, retry: RetryOptions | None = None
-) -> str | None:
+def store_identity(store: ObjectStore, *, create: bool = False, retry: RetryOptions | None = None) -> str | None:
     """Return a store's identity, 32 hex digits; None when it has none and ``create`` does not ask for one.
 
     Processes that create one at the same time all return the first. CorruptError when it is damaged,
     UnavailableError when the store does not answer, or the identity could not be written.
     """
-    runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
+    runtime, retry = shared_runtime(), retry or RetryOptions()
     store = with_retries(store, runtime, retry)
     found = reread_if_damaged(lambda: _read(store), store)
     return _create(store, runtime, retry) if found is None and create else found
@@ -48,8 +46,7 @@ def _read(store: ObjectStore) -> str | None:
     store_id = fields.string("store_id")
     fields.finish()
     if not _ID.fullmatch(store_id):
-        message = f"{what}: expected 32 hex digits, found {store_id[:40]!r}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected 32 hex digits, found {store_id[:40]!r}")
     return store_id
 
 
@@ -63,5 +60,4 @@ def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
         found = reread_if_damaged(lambda: _read(store), store)
         if found is not None:
             return found
-    message = f"{object_url(store, STORE_IDENTITY)}: could not be written in {tries} tries"
-    raise UnavailableError(message)
+    raise UnavailableError(f"{object_url(store, STORE_IDENTITY)}: could not be written in {tries} tries")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,13 +17,11 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
-from wal3_core.format.strict_json import TEXT, Member, Stored
+from wal3_core.format.strict_json import TEXT, Stored, member
+from wal3_core.store.object_store import ObjectMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wal3_core.log.collect.deleter import DeletionReport
-    from wal3_core.store.object_store import ObjectMeta
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Refusal(Stored):
 
     kind: str
     message: str
-    MEMBERS = (Member("kind", TEXT), Member("message", TEXT))
+    MEMBERS = (member("kind", TEXT), member("message", TEXT))
 
     @property
     def transient(self) -> bool:

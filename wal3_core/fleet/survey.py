@@ -5,31 +5,24 @@ A survey only reads: several may run at once, and be repeated.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.format import strict_json
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CURSOR_FOLDER, cursor_name
-from wal3_core.format.strict_json import INTEGER, TEXT, Kind, Member, Stored, nested, several
-from wal3_core.log.collect.collector import Collector
+from wal3_core.format.strict_json import INTEGER, TEXT, Kind, Stored, member, nested, several
+from wal3_core.log.collect.collector import Collector, Plan, is_consumed
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.collect.planner import Plan, is_consumed
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
+from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
-from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.options import CollectorOptions
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
+from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 # A survey as text names all cursors and garbage documents of its log, each in some 200 bytes: consumers of a feed are
 # thousands.
@@ -44,7 +37,7 @@ class CursorAge(Stored):
     name: str
     lag: int
     idle_s: int
-    MEMBERS = (Member("name", TEXT), Member("lag", INTEGER), Member("idle_s", INTEGER))
+    MEMBERS = (member("name", TEXT), member("lag", INTEGER), member("idle_s", INTEGER))
 
     @classmethod
     def of(
@@ -66,9 +59,9 @@ class GarbageDocumentStatus(Stored):
     age_s: int
     announced: bool = False
     MEMBERS = (
-        Member("path", TEXT),
-        Member("age_s", INTEGER),
-        Member("announced", Kind(lambda fields, name: bool(fields.integer(name)), int)),
+        member("path", TEXT),
+        member("age_s", INTEGER),
+        member("announced", Kind(lambda fields, name: bool(fields.integer(name)), int)),
     )
 
 
@@ -86,11 +79,11 @@ class Survey(Stored):
     cursors: tuple[CursorAge, ...] = ()
     documents: tuple[GarbageDocumentStatus, ...] = ()
     MEMBERS = (
-        Member("log", TEXT),
-        Member("plan", nested(Plan), default=None),
-        Member("refusal", nested(Refusal), default=None),
-        Member("cursors", several(CursorAge.from_json, _LISTED_MAX, CursorAge.to_json)),
-        Member("documents", several(GarbageDocumentStatus.from_json, _LISTED_MAX, GarbageDocumentStatus.to_json)),
+        member("log", TEXT),
+        member("plan", nested(Plan), default=None),
+        member("refusal", nested(Refusal), default=None),
+        member("cursors", several(CursorAge.from_json, _LISTED_MAX, CursorAge.to_json)),
+        member("documents", several(GarbageDocumentStatus.from_json, _LISTED_MAX, GarbageDocumentStatus.to_json)),
     )
 
     @property
@@ -146,9 +139,8 @@ def _ages(
     """Measure cursors; one that was written in the future, by its own clock, by the store's clock."""
     written_us: dict[str, int] = {}
     if any(cursor.epoch_us > now_us for _, cursor in cursors):
-        runtime = shared_runtime()
-        manifests = ManifestStore(with_retries(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
-        listed = manifests.objects.list_objects(CURSOR_FOLDER)
+        objects = LogStores(store, log, runtime=shared_runtime(), log_id=manifest.log_id).objects
+        listed = objects.list_objects(CURSOR_FOLDER)
         written_us = {cursor_name(meta.path): meta.last_modified_us for meta in listed}
     for name, cursor in cursors:
         ahead = cursor.epoch_us > now_us

@@ -9,17 +9,25 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format import strict_json
 from wal3_core.format.named_append import NAMED_APPENDS_MAX, NamedAppend
 from wal3_core.format.paths import LOG_ID, NO_LOG, WRITER_CURSOR, LogId
 from wal3_core.format.position import LogPosition
-from wal3_core.format.strict_json import INTEGER, JSON, TEXT, Kind, Member, Stored, StoredDocument, nested, one_of
-
-if TYPE_CHECKING:
-    from wal3_core.format.strict_json import Fields, JsonObject
+from wal3_core.format.strict_json import (
+    INTEGER,
+    JSON,
+    TEXT,
+    Fields,
+    JsonObject,
+    Kind,
+    Stored,
+    StoredDocument,
+    member,
+    nested,
+    one_of,
+)
 
 BYTES_MAX = 2**18
 
@@ -69,9 +77,9 @@ class Extension(Stored):
     limit: int = 0
 
     MEMBERS = (
-        Member("terms", JSON, default={}),
-        Member("ahead", JSON, default={}),
-        Member("limit", INTEGER, default=0, beside="ahead"),
+        member("terms", JSON, default={}),
+        member("ahead", JSON, default={}),
+        member("limit", INTEGER, default=0, beside="ahead"),
     )
 
     @property
@@ -82,8 +90,7 @@ class Extension(Stored):
     def check_stored(self, what: str) -> None:
         """Refuse one that says nothing: it is left out."""
         if self == NO_EXTENSION:
-            message = f"{what}: expected terms, or something ahead, found neither"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected terms, or something ahead, found neither")
 
 
 NO_EXTENSION = Extension()
@@ -93,8 +100,7 @@ def _appends_from(fields: Fields, name: str) -> tuple[NamedAppend, ...]:
     """Read the named appends, of which there is at least one."""
     found = tuple(map(NamedAppend.from_json, fields.objects(name, count_max=NAMED_APPENDS_MAX)))
     if not found or len({each.naming for each in found}) < len(found):
-        message = f"{fields.what}: expected appends of different naming, or no such field, found others"
-        raise CorruptError(message)
+        raise CorruptError(f"{fields.what}: expected appends of different naming, or no such field, found others")
     return found
 
 
@@ -121,16 +127,16 @@ class Cursor(StoredDocument):
 
     BYTES_MAX = BYTES_MAX
     MEMBERS = (
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("position", nested(LogPosition)),
-        Member("epoch_us", INTEGER),
-        Member("writer", TEXT),
-        Member("owner", one_of(Owner), default=None),
-        Member("unpinned", Kind(lambda fields, name: not fields.is_set(name), operator.not_), "pins", default=True),
-        Member("extension", nested(Extension), default=NO_EXTENSION),
-        Member("appends", Kind(_appends_from, lambda appends: [each.to_json() for each in appends]), default=()),
-        Member("carried_from", LOG_ID, default=NO_LOG),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("position", nested(LogPosition)),
+        member("epoch_us", INTEGER),
+        member("writer", TEXT),
+        member("owner", one_of(Owner), default=None),
+        member("unpinned", Kind(lambda fields, name: not fields.is_set(name), operator.not_), "pins", default=True),
+        member("extension", nested(Extension), default=NO_EXTENSION),
+        member("appends", Kind(_appends_from, lambda appends: [each.to_json() for each in appends]), default=()),
+        member("carried_from", LOG_ID, default=NO_LOG),
     )
 
     def within(self, limit: LogPosition) -> Cursor:
@@ -154,11 +160,10 @@ class Cursor(StoredDocument):
         cursor = _of_earlier_version(cls(**strict_json.read_members(fields, cls.MEMBERS)), fields)
         fields.finish()
         if cursor.extension.ahead and cursor.extension.limit <= cursor.position.offset:
-            message = (
+            raise CorruptError(
                 f"{fields.what}: expected something ahead below a limit behind offset {cursor.position.offset},"
                 f" found it below {cursor.extension.limit}"
             )
-            raise CorruptError(message)
         return cursor
 
     def may_be_of(self, owner: Owner) -> bool:
@@ -174,11 +179,10 @@ class Cursor(StoredDocument):
         """
         if not self.may_be_of(owner):
             found = "a consumer, by an earlier version" if self.owner is None else self.owner.described
-            message = (
+            raise InvalidRequestError(
                 f"{what}: expected the cursor of {owner.described}, found that of {found}: take another name, or delete"
                 f" that cursor"
             )
-            raise InvalidRequestError(message)
 
 
 def is_writers(name: str, cursor: Cursor) -> bool:

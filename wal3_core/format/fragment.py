@@ -10,7 +10,7 @@ from wal3_core.errors import CorruptError
 from wal3_core.format.paths import check_fragment_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import SETSUM, Setsum
-from wal3_core.format.strict_json import INTEGER, SET, TEXT, Member, Stored, nested
+from wal3_core.format.strict_json import INTEGER, SET, TEXT, Stored, member, nested
 
 # The size of a fragment's file, far above what any writer's options allow; a read asks for no more.
 BYTES_MAX = 2**32
@@ -38,15 +38,15 @@ class FragmentPointer(Stored):
     # That of a snapshot of fragments is 1.
     depth: ClassVar[int] = 0
     MEMBERS = (
-        Member("path", TEXT),
-        Member("first_seq_no", INTEGER, like="seq_no"),
-        Member("fragment_seq_no", INTEGER, "seq_no"),
-        Member("start", nested(LogPosition)),
-        Member("limit", nested(LogPosition)),
-        Member("setsum", SETSUM),
-        Member("num_bytes", INTEGER),
-        Member("num_records", INTEGER),
-        Member("continues", SET, default=False),
+        member("path", TEXT),
+        member("first_seq_no", INTEGER, like="seq_no"),
+        member("fragment_seq_no", INTEGER, "seq_no"),
+        member("start", nested(LogPosition)),
+        member("limit", nested(LogPosition)),
+        member("setsum", SETSUM),
+        member("num_bytes", INTEGER),
+        member("num_records", INTEGER),
+        member("continues", SET, default=False),
     )
 
     def __post_init__(self) -> None:
@@ -74,8 +74,7 @@ class FragmentPointer(Stored):
         width = self.limit.offset - self.start.offset
         backwards = self.limit.timestamp_us < self.start.timestamp_us or self.first_seq_no > self.seq_no
         if backwards or width <= 0 or self.num_records > width or self.num_bytes > BYTES_MAX:
-            message = (
+            raise CorruptError(
                 f"fragment {self.seq_no}: expected a range that holds its {self.num_records} records in at most"
                 f" {BYTES_MAX} bytes, found {self.start} to {self.limit} in {self.num_bytes}"
             )
-            raise CorruptError(message)

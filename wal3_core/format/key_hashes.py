@@ -6,15 +6,12 @@ finaliser of splitmix64. Stored key roll-ups hold such hashes, so none of the co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 

@@ -7,11 +7,12 @@ Keeps INV-1 to INV-7, and INV-41 to INV-44, of docs/protocol.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.format import strict_json
@@ -26,9 +27,9 @@ from wal3_core.format.strict_json import (
     SET,
     TEXT,
     Fields,
-    Member,
     Stored,
     check_format_version,
+    member,
     nested,
     one_of,
     several,
@@ -36,9 +37,6 @@ from wal3_core.format.strict_json import (
 )
 from wal3_core.options import POINTERS_MAX, View
 from wal3_core.runtime import US_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
@@ -62,7 +60,7 @@ class Boundary(Stored):
     seq_no: FragmentSeqNo
     position: LogPosition
 
-    MEMBERS = (Member("seq_no", INTEGER), Member("position", nested(LogPosition)))
+    MEMBERS = (member("seq_no", INTEGER), member("position", nested(LogPosition)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class Epoch(Stored):
     token: str
     first_seq_no: FragmentSeqNo
 
-    MEMBERS = (Member("epoch", INTEGER), Member("writer", TOKEN, "token"), Member("first_seq_no", INTEGER))
+    MEMBERS = (member("epoch", INTEGER), member("writer", TOKEN, "token"), member("first_seq_no", INTEGER))
 
     @property
     def tag(self) -> str:
@@ -91,10 +89,10 @@ class Seal(Stored):
     successor: str | None = None
 
     MEMBERS = (
-        Member("reason", TEXT),
-        Member("sealed_by", TEXT),
-        Member("timestamp_us", INTEGER),
-        Member("successor", TEXT, default=None),
+        member("reason", TEXT),
+        member("sealed_by", TEXT),
+        member("timestamp_us", INTEGER),
+        member("successor", TEXT, default=None),
     )
 
 
@@ -112,9 +110,9 @@ class Announcement(Stored):
     generation: int
 
     MEMBERS = (
-        Member("garbage", text_as(lambda path, _: check_garbage_path(path))),
-        Member("first", nested(Boundary)),
-        Member("generation", INTEGER),
+        member("garbage", text_as(lambda path, _: check_garbage_path(path))),
+        member("first", nested(Boundary)),
+        member("generation", INTEGER),
     )
 
 
@@ -139,7 +137,7 @@ class CleanMark(Stored):
     limit: int
     timestamp_us: int
 
-    MEMBERS = (Member("limit", INTEGER), Member("timestamp_us", INTEGER))
+    MEMBERS = (member("limit", INTEGER), member("timestamp_us", INTEGER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +155,18 @@ class Compaction(Stored):
     arranged: int = 0
 
     MEMBERS = (
-        Member("passes", INTEGER),
-        Member("token", TOKEN),
-        Member("clean", several(CleanMark.from_json, CLEAN_MARKS_MAX, CleanMark.to_json)),
-        Member("swept", INTEGER),
-        Member("arranged", INTEGER, default=0),
+        member("passes", INTEGER),
+        member("token", TOKEN),
+        member("clean", several(CleanMark.from_json, CLEAN_MARKS_MAX, CleanMark.to_json)),
+        member("swept", INTEGER),
+        member("arranged", INTEGER, default=0),
     )
 
     def check_stored(self, what: str) -> None:
         """Refuse marks that do not rise."""
         for before, after in pairwise(self.clean):
             if after.limit <= before.limit or after.timestamp_us < before.timestamp_us:
-                message = f"{what}: expected rising clean marks, found {before} before {after}"
-                raise CorruptError(message)
+                raise CorruptError(f"{what}: expected rising clean marks, found {before} before {after}")
 
     @property
     def clean_limit(self) -> int:
@@ -182,10 +179,7 @@ class Compaction(Stored):
         return max((mark.limit for mark in self.clean if mark.timestamp_us <= since_us), default=0)
 
     def passed(self, token: str, limit: int, timestamp_us: int, *, swept: int, arranged: int = 0) -> Compaction:
-        """Return it after a pass that left everything below ``limit`` clean, and below ``swept`` no tombstones.
-
-        Below ``arranged`` everything is arranged by key by now.
-        """
+        """Return it after a pass that left everything below ``limit`` clean, and below ``swept`` no tombstones."""
         clean, swept = self.clean, max(self.swept, swept)
         if limit > self.clean_limit:
             # The store's clock does not run back; a mark that seems older than the one before counts from that one.
@@ -215,16 +209,13 @@ NOT_COMPACTED = Compaction()
 
 @dataclass(frozen=True, slots=True)
 class CompactionAnnouncement(Stored):
-    """A pass is about to replace fragments below the offset ``limit``: a cursor created below it withdraws this.
-
-    ``token`` is the pass's; ``generation`` that of the manifest that announced it.
-    """
+    """A pass is about to replace fragments below the offset ``limit``: a cursor created below it withdraws this."""
 
     token: str
     limit: int
     generation: int
 
-    MEMBERS = (Member("token", TOKEN), Member("limit", INTEGER), Member("generation", INTEGER))
+    MEMBERS = (member("token", TOKEN), member("limit", INTEGER), member("generation", INTEGER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,8 +383,7 @@ class Manifest:
         It is not checked here, but when it is read back: at once, before it is sent.
         """
         if self.seal is not None:
-            message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
-            raise SealedError(message)
+            raise SealedError(f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}")
         epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
         last = fragments[-1]
         return replace(
@@ -422,8 +412,7 @@ class Manifest:
     def apply_seal(self, seal: Seal) -> Manifest:
         """Seal the log."""
         if self.seal is not None:
-            message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
-            raise SealedError(message)
+            raise SealedError(f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}")
         return replace(self, seal=seal)
 
     def announce_destroy(self) -> Manifest:
@@ -437,11 +426,10 @@ class Manifest:
     def apply_announcement(self, garbage: str, first: Boundary) -> Manifest:
         """Announce a collection; this withdraws an earlier announcement."""
         if not self.first.seq_no < first.seq_no <= self.next.seq_no:
-            message = (
+            raise InvalidRequestError(
                 f"{MANIFEST}: expected to collect up to a fragment from {self.first.seq_no + 1} to"
                 f" {self.next.seq_no}, found {first.seq_no}"
             )
-            raise InvalidRequestError(message)
         return replace(self, announced=Announcement(garbage, first, self.generation + 1))
 
     def withdraw_announcement(self, announcement: Announcement) -> Manifest:
@@ -537,27 +525,27 @@ class Manifest:
 
 # The members in the order in which they are stored.
 _BEFORE_POINTERS = (
-    Member("log_id", LOG_ID),
-    Member("follows", LOG_ID, default=None),
-    Member("generation", INTEGER),
-    Member("fence", INTEGER),
-    Member("writer", TEXT),
-    Member("setsum", SETSUM),
-    Member("pruned", SETSUM),
-    Member("first", nested(Boundary)),
-    Member("next", nested(Boundary)),
-    Member("epochs", several(Epoch.from_json, EPOCHS_MAX, Epoch.to_json)),
+    member("log_id", LOG_ID),
+    member("follows", LOG_ID, default=None),
+    member("generation", INTEGER),
+    member("fence", INTEGER),
+    member("writer", TEXT),
+    member("setsum", SETSUM),
+    member("pruned", SETSUM),
+    member("first", nested(Boundary)),
+    member("next", nested(Boundary)),
+    member("epochs", several(Epoch.from_json, EPOCHS_MAX, Epoch.to_json)),
 )
 _BEHIND_POINTERS = (
-    Member("seal", nested(Seal), default=None),
-    Member("destroying", FLAG, default=False),
-    Member("collecting", nested(Announcement), "announced", default=None),
-    Member("keyed", SET, default=False),
-    Member("view", VIEW, default=None),
-    Member("compaction", nested(Compaction), default=NOT_COMPACTED),
-    Member("compacting", nested(CompactionAnnouncement), default=None),
-    Member("num_bytes", INTEGER),
-    Member("num_records", INTEGER),
+    member("seal", nested(Seal), default=None),
+    member("destroying", FLAG, default=False),
+    member("collecting", nested(Announcement), "announced", default=None),
+    member("keyed", SET, default=False),
+    member("view", VIEW, default=None),
+    member("compaction", nested(Compaction), default=NOT_COMPACTED),
+    member("compacting", nested(CompactionAnnouncement), default=None),
+    member("num_bytes", INTEGER),
+    member("num_records", INTEGER),
 )
 
 
@@ -577,16 +565,14 @@ def _check_balance(pointers: Sequence[Pointer], pruned: Setsum, setsum: Setsum) 
     """Check that the pointers' records and those that were pruned are all that were ever appended."""
     balance = sum_setsums(pointers) + pruned
     if balance != setsum:
-        message = f"{MANIFEST}: expected setsum {setsum}, found {balance} in its pointers and pruned"
-        raise CorruptError(message)
+        raise CorruptError(f"{MANIFEST}: expected setsum {setsum}, found {balance} in its pointers and pruned")
 
 
 def _check_counts(pointers: Sequence[Pointer], num_bytes: int, num_records: int) -> None:
     """Check that the manifest's counts are the sums of its pointers'."""
     held = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
     if held != (num_bytes, num_records):
-        message = f"{MANIFEST}: expected {num_bytes} bytes, {num_records} records, found {held}"
-        raise CorruptError(message)
+        raise CorruptError(f"{MANIFEST}: expected {num_bytes} bytes, {num_records} records, found {held}")
 
 
 def _check_ends(pointers: Sequence[Pointer], first: Boundary, limit: Boundary) -> None:
@@ -598,11 +584,10 @@ def _check_ends(pointers: Sequence[Pointer], first: Boundary, limit: Boundary) -
     for name, expected, found in (("first", expected_first, first), ("next", expected_limit, limit)):
         # Timestamps are not compared: that of a new log's ``first`` is set before its first fragment's.
         if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
-            message = (
+            raise CorruptError(
                 f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"
                 f" found fragment {found.seq_no} at {found.position}"
             )
-            raise CorruptError(message)
 
 
 def _check_epochs(epochs: Sequence[Epoch], limit: Boundary) -> None:
@@ -610,5 +595,4 @@ def _check_epochs(epochs: Sequence[Epoch], limit: Boundary) -> None:
     numbers = [(entry.epoch, entry.first_seq_no) for entry in epochs]
     rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(numbers))
     if not rising or len(numbers) > EPOCHS_MAX or any(first >= limit.seq_no for _, first in numbers):
-        message = f"{MANIFEST}: expected epochs rising below fragment {limit.seq_no}, found {numbers}"
-        raise CorruptError(message)
+        raise CorruptError(f"{MANIFEST}: expected epochs rising below fragment {limit.seq_no}, found {numbers}")

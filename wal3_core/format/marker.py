@@ -8,23 +8,27 @@ bytes beside the name. Source: docs/protocol.md, "Dirty logs".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
-from wal3_core.format.paths import check_log_name
+from wal3_core.format.paths import LogId, check_log_name
 from wal3_core.format.position import LogPosition
-from wal3_core.format.record import Message
-from wal3_core.format.strict_json import INTEGER, TEXT, U64_MAX, Kind, Member, Stored, dump_members, nested
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.record import Record
-    from wal3_core.format.strict_json import Fields, JsonObject
+from wal3_core.format.record import Message, Record
+from wal3_core.format.strict_json import (
+    INTEGER,
+    TEXT,
+    U64_MAX,
+    Fields,
+    JsonObject,
+    Kind,
+    Stored,
+    dump_members,
+    member,
+    nested,
+)
 
 FORMAT = 1
 _LOW_BITS, _MORE = 0x7F, 0x80
@@ -55,14 +59,14 @@ class Marker(Stored):
     reinsertions: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
     MEMBERS = (
-        Member("log", TEXT),
-        Member("life", TEXT),
-        Member("start", INTEGER),
-        Member("limit", nested(LogPosition)),
-        Member("num_records", INTEGER),
-        Member("first_us", INTEGER),
-        Member("reinsertions", INTEGER),
-        Member("ranges", Kind(_ranges_from, lambda ranges: OffsetRanges(ranges).to_text(0)), default=()),
+        member("log", TEXT),
+        member("life", TEXT),
+        member("start", INTEGER),
+        member("limit", nested(LogPosition)),
+        member("num_records", INTEGER),
+        member("first_us", INTEGER),
+        member("reinsertions", INTEGER),
+        member("ranges", Kind(_ranges_from, lambda ranges: OffsetRanges(ranges).to_text(0)), default=()),
     )
 
     def to_json(self) -> JsonObject:
@@ -97,19 +101,16 @@ class Marker(Stored):
         try:
             return cls._decode(record)
         except (ValueError, InvalidRequestError) as error:
-            message = f"{what}: record {record.offset}: expected a marker, found none: {error}"
-            raise CorruptError(message) from error
+            raise CorruptError(f"{what}: record {record.offset}: expected a marker, found none: {error}") from error
 
     @classmethod
     def _decode(cls, record: Record) -> Marker:
         body, key = record.body or b"", record.key or b""
         if body[:1] != bytes([FORMAT]):
-            message = f"expected format {FORMAT}, found {body[:1].hex() or 'an empty body'}"
-            raise ValueError(message)
+            raise ValueError(f"expected format {FORMAT}, found {body[:1].hex() or 'an empty body'}")
         life, numbers = body[1 : 1 + LIFE_BYTES], _numbers(body[1 + LIFE_BYTES :])
         if len(numbers) not in (4, 6) or (len(numbers) == 6) != bool(numbers[3]):  # noqa: PLR2004 - the fields above
-            message = f"expected 4 numbers, or 6 after a reinsertion, found {numbers}"
-            raise ValueError(message)
+            raise ValueError(f"expected 4 numbers, or 6 after a reinsertion, found {numbers}")
         limit, timestamp_us, span, reinsertions = numbers[:4]
         num_records, age_us = numbers[4:] or (span, 0)
         if not 0 < span < limit or not 0 < num_records <= span or age_us > timestamp_us:
@@ -200,8 +201,7 @@ def fold(
 
 def _varint(number: int) -> bytes:
     if not 0 <= number <= U64_MAX:
-        message = f"marker: expected numbers from 0 to 2**64 - 1, found {number}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"marker: expected numbers from 0 to 2**64 - 1, found {number}")
     encoded = bytearray()
     while number > _LOW_BITS:
         encoded.append(number & _LOW_BITS | _MORE)
@@ -220,11 +220,9 @@ def _numbers(data: bytes) -> list[int]:
         if byte & _MORE:
             continue
         if number > U64_MAX or (not byte and shift > _LOW_BITS.bit_length()):
-            message = f"expected the shortest form of a number within u64, found one that ends at byte {index}"
-            raise ValueError(message)
+            raise ValueError(f"expected the shortest form of a number within u64, found one that ends at byte {index}")
         numbers.append(number)
         number = shift = 0
     if shift:
-        message = "expected whole numbers, found one cut short"
-        raise ValueError(message)
+        raise ValueError("expected whole numbers, found one cut short")
     return numbers

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import check_fragment_path
-from wal3_core.format.strict_json import INTEGER, TEXT, Member, Stored
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.strict_json import INTEGER, TEXT, Stored, member
 
 # The appends that a cursor remembers: older ones are forgotten.
 NAMED_APPENDS_MAX = 16
@@ -39,11 +35,11 @@ class NamedAppend(Stored):
     limit: int = 0
 
     MEMBERS = (
-        Member("naming", TEXT),
-        Member("series", TEXT, default=""),
-        Member("number", INTEGER, default=0, beside="series"),
-        Member("start", INTEGER, default=0),
-        Member("limit", INTEGER, default=0, beside="start"),
+        member("naming", TEXT),
+        member("series", TEXT, default=""),
+        member("number", INTEGER, default=0, beside="series"),
+        member("start", INTEGER, default=0),
+        member("limit", INTEGER, default=0, beside="start"),
     )
 
     @property
@@ -58,14 +54,11 @@ class NamedAppend(Stored):
     def check_stored(self, what: str) -> None:
         """Refuse what no append can be."""
         if not _NAMING.fullmatch(self.naming):
-            message = f"{what}: expected {NAMING_DIGITS} hex digits as naming, found {self.naming[:40]!r}"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected {NAMING_DIGITS} hex digits as naming, found {self.naming[:40]!r}")
         if len(self.series) > SERIES_LENGTH_MAX:
-            message = f"{what}: expected a series of 1 to {SERIES_LENGTH_MAX} characters, or no such field"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected a series of 1 to {SERIES_LENGTH_MAX} characters, or no such field")
         if self.start and self.start >= self.limit:
-            message = f"{what}: expected a start below its limit, found {self.start} and {self.limit}"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected a start below its limit, found {self.start} and {self.limit}")
 
 
 def named_of(pointers: Iterable[FragmentPointer]) -> dict[str, list[FragmentPointer]]:

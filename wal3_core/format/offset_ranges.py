@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
 from wal3_core.format.strict_json import U64_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # A cursor's document has room for as many.
 RANGES_MAX = 2000
@@ -95,5 +92,4 @@ class OffsetRanges:
                 start = ranges[-1][1]
             if start <= U64_MAX:
                 return cls(tuple(ranges))
-        message = f"{what}: expected at most {RANGES_MAX} ranges of offsets within u64, found {text[:80]!r}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected at most {RANGES_MAX} ranges of offsets within u64, found {text[:80]!r}")

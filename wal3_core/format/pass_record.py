@@ -12,10 +12,8 @@ from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import LOG_ID, TOKEN, LogId
 from wal3_core.format.setsum import EMPTY, SETSUM, Setsum
 from wal3_core.format.snapshot import check_run, sum_setsums
-from wal3_core.format.strict_json import INTEGER, SET, TEXT, Member, Stored, StoredDocument, nested, several
+from wal3_core.format.strict_json import INTEGER, SET, TEXT, Stored, StoredDocument, member, nested, several
 from wal3_core.options import POINTERS_MAX
-
-BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class Proof(Stored):
     expired: Setsum = EMPTY
     merged: Setsum = EMPTY
 
-    MEMBERS = tuple(Member(name, SETSUM) for name in ("before", "after", "superseded", "expired", "merged"))
+    MEMBERS = tuple(member(name, SETSUM) for name in ("before", "after", "superseded", "expired", "merged"))
 
     @property
     def holds(self) -> bool:
@@ -47,8 +45,8 @@ class Replacement(Stored):
     pointer: FragmentPointer
 
     MEMBERS = (
-        Member("members", several(FragmentPointer.from_json, POINTERS_MAX, FragmentPointer.to_json)),
-        Member("pointer", nested(FragmentPointer)),
+        member("members", several(FragmentPointer.from_json, POINTERS_MAX, FragmentPointer.to_json)),
+        member("pointer", nested(FragmentPointer)),
     )
 
     def __post_init__(self) -> None:
@@ -101,26 +99,26 @@ class PassRecord(StoredDocument):
     keeps_all: bool = False
 
     FORMAT_VERSION = 1
-    BYTES_MAX = BYTES_MAX
+    BYTES_MAX = 64 * 2**20
     MEMBERS = (
-        Member("log_id", LOG_ID),
-        Member("number", INTEGER),
-        Member("token", TOKEN),
-        Member("before", TOKEN, default=""),
-        Member("timestamp_us", INTEGER),
-        Member("first", INTEGER),
-        Member("limit", INTEGER),
-        Member("clean_limit", INTEGER),
-        Member("expired_below", INTEGER),
-        Member("num_superseded", INTEGER),
-        Member("num_expired", INTEGER),
-        Member("fence", INTEGER),
-        Member("policy", TEXT),
-        Member("partial", SET, default=False),
-        Member("arranged", INTEGER, default=0),
-        Member("keeps_all", SET, default=False),
-        Member("proof", nested(Proof)),
-        Member("replacements", several(Replacement.from_json, POINTERS_MAX, Replacement.to_json)),
+        member("log_id", LOG_ID),
+        member("number", INTEGER),
+        member("token", TOKEN),
+        member("before", TOKEN, default=""),
+        member("timestamp_us", INTEGER),
+        member("first", INTEGER),
+        member("limit", INTEGER),
+        member("clean_limit", INTEGER),
+        member("expired_below", INTEGER),
+        member("num_superseded", INTEGER),
+        member("num_expired", INTEGER),
+        member("fence", INTEGER),
+        member("policy", TEXT),
+        member("partial", SET, default=False),
+        member("arranged", INTEGER, default=0),
+        member("keeps_all", SET, default=False),
+        member("proof", nested(Proof)),
+        member("replacements", several(Replacement.from_json, POINTERS_MAX, Replacement.to_json)),
     )
 
     def problem(self) -> str | None:

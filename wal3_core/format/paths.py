@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, NewType
+from collections.abc import Callable
+from typing import NewType
 
 from wal3_core.arguments import text, wrong
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.setsum import Setsum
 from wal3_core.format.strict_json import text_as
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.setsum import Setsum
 
 # Names one life of a log: 32 random hex digits, new with every create, copy, restore and successor.
 LogId = NewType("LogId", str)
@@ -92,21 +89,19 @@ def check_log_name(name: object, what: str = "log") -> str:
     name = text(name, what)
     parts = name.split("/")
     if len(name) > LOG_NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
-        message = (
+        raise InvalidRequestError(
             f"{what}: expected parts of [A-Za-z0-9_-] joined by /, at most {LOG_NAME_LENGTH_MAX}"
             f" characters, found {name[:80]!r}"
         )
-        raise InvalidRequestError(message)
     for part in parts:
         if part in RESERVED_PARTS:
             message = f"{what} {name!r}: expected no part that is reserved for a log's own folders, found {part!r}"
             raise InvalidRequestError(message)
         if len(part) > PART_LENGTH_MAX:
-            message = (
+            raise InvalidRequestError(
                 f"{what} {name[:80]!r}…: expected parts of at most {PART_LENGTH_MAX} bytes, as file systems take them,"
                 f" found one of {len(part)}: {part[:40]!r}…"
             )
-            raise InvalidRequestError(message)
     return name
 
 
@@ -127,8 +122,7 @@ def _name_check(what: str) -> Callable[..., str]:
         name = text(name, what)
         if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
             expected = f"expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} bytes"
-            message = f"{what}: {expected}, found {len(name)}: {name[:80]!r}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"{what}: {expected}, found {len(name)}: {name[:80]!r}")
         return name
 
     return check
@@ -145,44 +139,42 @@ def check_writer_cursor_name(name: object, argument: str = "name") -> str:
     return name
 
 
+def _given(pattern: re.Pattern[str], expected: str) -> Callable[[object, str], str]:
+    """Return the check of a caller's argument that is to be text of a pattern."""
+
+    def check(value: object, argument: str) -> str:
+        value = text(value, argument)
+        if not pattern.fullmatch(value):
+            raise wrong(argument, expected, value)
+        return value
+
+    return check
+
+
+# Of the token of a pass, the id of a log, and the path of a garbage document.
+given_token, given_log_id = _given(_TOKEN, "16 hex digits"), _given(_LOG_ID, "32 hex digits")
+given_garbage_path = _given(_GARBAGE, f"{GARBAGE_FOLDER}GARBAGE.<setsum>.<token>")
+
+
 def _name_in(path: str, folder: str) -> str:
     """Return the name of a document in a folder by its path; CorruptError for a foreign file."""
     name = path.removeprefix(folder).removesuffix(".json")
     if path != f"{folder}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        message = f"{path[:200]!r}: expected {folder}<name>.json"
-        raise CorruptError(message)
+        raise CorruptError(f"{path[:200]!r}: expected {folder}<name>.json")
     return name
 
 
 def check_token(token: str, what: str) -> str:
     """Return the writer token read from a document when it is sixteen hex digits."""
     if not _TOKEN.fullmatch(token):
-        message = f"{what}: writer token: expected 16 hex digits, found {token[:40]!r}"
-        raise CorruptError(message)
-    return token
-
-
-def given_token(token: object, argument: str) -> str:
-    """Take the token of a pass from a caller."""
-    token = text(token, argument)
-    if not _TOKEN.fullmatch(token):
-        raise wrong(argument, "16 hex digits", token)
+        raise CorruptError(f"{what}: writer token: expected 16 hex digits, found {token[:40]!r}")
     return token
 
 
 def check_log_id(log_id: str, what: str) -> LogId:
     """Return the id read from a document when it is 32 hex digits."""
     if not _LOG_ID.fullmatch(log_id):
-        message = f"{what}: log_id: expected 32 hex digits, found {log_id[:40]!r}"
-        raise CorruptError(message)
-    return LogId(log_id)
-
-
-def given_log_id(log_id: object, argument: str) -> LogId:
-    """Take a log's id from a caller."""
-    log_id = text(log_id, argument)
-    if not _LOG_ID.fullmatch(log_id):
-        raise wrong(argument, "32 hex digits", log_id)
+        raise CorruptError(f"{what}: log_id: expected 32 hex digits, found {log_id[:40]!r}")
     return LogId(log_id)
 
 
@@ -221,8 +213,7 @@ def check_fragment_path(path: str, seq_no: FragmentSeqNo) -> str:
     """Return the writer token of a pointer's path; CorruptError unless it is the path of that fragment."""
     match = _FRAGMENT.fullmatch(path)
     if match is None or path != fragment_path(seq_no, match["token"]):
-        message = f"fragment {seq_no}: expected its path in the log, found {path[:160]!r}"
-        raise CorruptError(message)
+        raise CorruptError(f"fragment {seq_no}: expected its path in the log, found {path[:160]!r}")
     return match["token"]
 
 
@@ -235,8 +226,7 @@ def check_snapshot_path(path: str, setsum: Setsum) -> str:
     """Return a pointer's path; CorruptError unless it is the path of a snapshot with that setsum."""
     match = _SNAPSHOT.fullmatch(path)
     if match is None or match["setsum"] != setsum.hexdigest():
-        message = f"snapshot: expected a path under SNAPSHOT.{setsum}, found {path[:160]!r}"
-        raise CorruptError(message)
+        raise CorruptError(f"snapshot: expected a path under SNAPSHOT.{setsum}, found {path[:160]!r}")
     return path
 
 
@@ -257,10 +247,7 @@ def is_snapshot_path(path: str) -> bool:
 
 
 def check_object_path(path: str) -> str:
-    """Return the path if an orphan may have it; CorruptError for anything else.
-
-    That is the path of a fragment, a snapshot or a key roll-up, or of the record or a list of a pass.
-    """
+    """Return the path of a fragment, a snapshot, a key roll-up, or of a pass's record or list; else CorruptError."""
     if not is_snapshot_path(path) and rolled_up_path(path) is None and pass_object_token(path) is None:
         check_fragment_path(path, fragment_seq_no(path))
     return path
@@ -270,8 +257,7 @@ def fragment_seq_no(path: str) -> FragmentSeqNo:
     """Return the number of the fragment at a path; CorruptError for any other path."""
     match = _FRAGMENT.fullmatch(path)
     if match is None:
-        message = f"{path[:160]!r}: expected the path of a fragment or a snapshot"
-        raise CorruptError(message)
+        raise CorruptError(f"{path[:160]!r}: expected the path of a fragment or a snapshot")
     return FragmentSeqNo(int(match["seq_no"], 16))
 
 
@@ -283,16 +269,7 @@ def garbage_path(setsum: Setsum, token: str) -> str:
 def check_garbage_path(path: str) -> str:
     """Return the path when it is a garbage document's; CorruptError for a foreign file."""
     if not _GARBAGE.fullmatch(path):
-        message = f"{path[:200]!r}: expected {GARBAGE_FOLDER}GARBAGE.<setsum>.<token>"
-        raise CorruptError(message)
-    return path
-
-
-def given_garbage_path(path: object, argument: str) -> str:
-    """Take the path of a garbage document from a caller."""
-    path = text(path, argument)
-    if not _GARBAGE.fullmatch(path):
-        raise wrong(argument, f"{GARBAGE_FOLDER}GARBAGE.<setsum>.<token>", path)
+        raise CorruptError(f"{path[:200]!r}: expected {GARBAGE_FOLDER}GARBAGE.<setsum>.<token>")
     return path
 
 
@@ -342,8 +319,7 @@ def pass_token(path: str) -> str:
     """Token of the pass that an object in its folder belongs to; CorruptError for a foreign file."""
     match = _PASS.fullmatch(path)
     if match is None:
-        message = f"{path[:200]!r}: expected {COMPACTION_FOLDER}PASS, DROPPED or DELETED with a pass's token"
-        raise CorruptError(message)
+        raise CorruptError(f"{path[:200]!r}: expected {COMPACTION_FOLDER}PASS, DROPPED or DELETED with a pass's token")
     return next(token for token in match.groupdict().values() if token is not None)
 
 

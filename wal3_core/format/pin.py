@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from wal3_core.errors import CorruptError
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import LOG_ID, NO_LOG, LogId
-from wal3_core.format.strict_json import FLAG, INTEGER, TEXT, Fields, Kind, Member, StoredDocument
-
-# A pin's size: it has room for the largest manifest as text in JSON, where its quotes are escaped.
-BYTES_MAX = 130 * 2**20
+from wal3_core.format.strict_json import FLAG, INTEGER, TEXT, Fields, Kind, StoredDocument, member
 
 
 def _manifest_of(fields: Fields, name: str) -> Manifest:
@@ -33,16 +30,17 @@ class Pin(StoredDocument):
     log_id: LogId = NO_LOG
     writer: str = ""
 
-    BYTES_MAX = BYTES_MAX
+    # Room for the largest manifest as text in JSON, where its quotes are escaped.
+    BYTES_MAX = 130 * 2**20
     MEMBERS = (
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("reason", TEXT),
-        Member("epoch_us", INTEGER),
-        Member("writer", TEXT),
-        Member("complete", FLAG),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("reason", TEXT),
+        member("epoch_us", INTEGER),
+        member("writer", TEXT),
+        member("complete", FLAG),
         # As its own document.
-        Member("manifest", Kind(_manifest_of, lambda manifest: manifest.to_bytes().decode())),
+        member("manifest", Kind(_manifest_of, lambda manifest: manifest.to_bytes().decode())),
     )
 
     def check_stored(self, what: str) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, optional, text, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format.manifest import VIEW
 from wal3_core.format.paths import LOG_ID, NO_LOG, LogId
-from wal3_core.format.strict_json import FLAG, INTEGER, SET, TEXT, Member, StoredDocument, one_of
-from wal3_core.options import FRAGMENT_BYTES_MAX, MIB, View, a_view
+from wal3_core.format.strict_json import FLAG, INTEGER, SET, TEXT, StoredDocument, member, one_of
+from wal3_core.options import FRAGMENT_BYTES_MAX, MIB, UNPROCESSED_MAX, UNPROCESSED_MIN, View, a_view
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-BYTES_MAX = 64 * 2**10
 # A thousand years; a clock in microseconds goes further.
 RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
-# The least limit of unprocessed records: a busy log gets more while its consumers handle one batch.
-UNPROCESSED_MIN = 1000
-UNPROCESSED_MAX = 2**63 - 1
 # A smaller fragment is hardly more than its footer.
 COMPACTED_FRAGMENT_BYTES_MIN = 4 * 2**10
 
@@ -100,16 +93,16 @@ class Policy(StoredDocument):
     arrange_by_key: bool = False
     view: View | None = None
 
-    BYTES_MAX = BYTES_MAX
+    BYTES_MAX = 64 * 2**10
     MEMBERS = (
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("writer", TEXT),
-        Member("without_cursors", FLAG),
-        *(Member(name, INTEGER, default=None) for name in _RANGES),
-        Member("cleanup", one_of(Cleanup), default=Cleanup.COLLECT),
-        Member("arrange_by_key", SET, default=False),
-        Member("view", VIEW, default=None),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("writer", TEXT),
+        member("without_cursors", FLAG),
+        *(member(name, INTEGER, default=None) for name in _RANGES),
+        member("cleanup", one_of(Cleanup), default=Cleanup.COLLECT),
+        member("arrange_by_key", SET, default=False),
+        member("view", VIEW, default=None),
     )
 
     def __post_init__(self) -> None:
@@ -149,16 +142,14 @@ class Policy(StoredDocument):
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                message = f"policy: {name}: expected an integer from {least} to {most}, found {value}"
-                raise InvalidRequestError(message)
+                raise InvalidRequestError(f"policy: {name}: expected an integer from {least} to {most}, found {value}")
         self._check_cleanup()
         lag_s, lag_s_max = self.compaction_limits.min_compaction_lag_s, self.max_compaction_lag_s
         if lag_s_max is not None and lag_s_max < lag_s:
-            message = (
+            raise InvalidRequestError(
                 f"policy: max_compaction_lag_s: expected at least min_compaction_lag_s, which is {lag_s},"
                 f" found {lag_s_max}"
             )
-            raise InvalidRequestError(message)
         if self.without_cursors and self.retention_s is None:
             message = "policy: expected a retention for a log without cursors, found none: set retention_s"
             raise InvalidRequestError(message)
@@ -177,11 +168,10 @@ class Policy(StoredDocument):
         for name in names:
             value = getattr(self, name)
             if value is not None and value is not False:
-                message = (
+                raise InvalidRequestError(
                     f"policy: {name}: expected none with cleanup {self.cleanup}, as {why}, found {value}:"
                     f" remove {name}, or set cleanup to {instead}"
                 )
-                raise InvalidRequestError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

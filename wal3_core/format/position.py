@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
 from wal3_core.arguments import integer, make_plain, wrong
 from wal3_core.errors import InvalidRequestError
-from wal3_core.format.strict_json import U64_MAX
-
-if TYPE_CHECKING:
-    from wal3_core.format.strict_json import Fields, JsonObject
+from wal3_core.format.strict_json import U64_MAX, Fields, JsonObject
 
 FragmentSeqNo = NewType("FragmentSeqNo", int)
 
@@ -61,8 +58,7 @@ class AtTime:
         """Refuse a time outside u64."""
         make_plain(self, timestamp_us=integer)
         if not 0 <= self.timestamp_us <= U64_MAX:
-            message = f"time: expected microseconds within u64, found {self.timestamp_us}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"time: expected microseconds within u64, found {self.timestamp_us}")
 
 
 # Where a read starts: an offset, a position (its offset counts), a time, or None for the log's first record.

@@ -7,19 +7,14 @@ t is 00 for a tombstone and 01 otherwise. Source: docs/protocol.md, "Setsum".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import optional, record_bytes
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format.position import LogPosition
 from wal3_core.format.setsum import Setsum
-from wal3_core.hashing import item_of, plain_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.hashing import Buffer
+from wal3_core.hashing import Buffer, item_of, plain_digest
 
 _bytes_or_none = optional(record_bytes)
 
@@ -70,12 +65,10 @@ def check_message(message: Message, *, record_bytes_max: int) -> int:
 def check_sizes(key: int | None, body: int | None, *, record_bytes_max: int) -> int:
     """Check a record by the sizes of its key and its body in bytes, None for what it lacks; as ``check_message``."""
     if key is None and body is None:
-        text = "record: expected a body, a key, or both, found neither"
-        raise InvalidRequestError(text)
+        raise InvalidRequestError("record: expected a body, a key, or both, found neither")
     size = (key or 0) + (body or 0)
     if size > record_bytes_max:
-        text = f"record: expected at most {record_bytes_max} bytes of key and body, found {size}"
-        raise InvalidRequestError(text)
+        raise InvalidRequestError(f"record: expected at most {record_bytes_max} bytes of key and body, found {size}")
     return size
 
 

@@ -10,28 +10,16 @@ from __future__ import annotations
 import hashlib
 import operator
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, record_bytes, several, wrong
 from wal3_core.errors import CorruptError
 from wal3_core.format.strict_json import Kind
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 COLUMNS = 8
 DIGEST_BYTES = 32
-PRIMES = (
-    4294967291,
-    4294967279,
-    4294967231,
-    4294967197,
-    4294967189,
-    4294967161,
-    4294967143,
-    4294967111,
-)
+PRIMES = (4294967291, 4294967279, 4294967231, 4294967197, 4294967189, 4294967161, 4294967143, 4294967111)
 _COLUMNS = struct.Struct(f"<{COLUMNS}I")
 
 
@@ -82,14 +70,12 @@ class Setsum:
         if not isinstance(digest, bytes):
             raise wrong("digest", "bytes", digest)
         if len(digest) != DIGEST_BYTES:
-            message = f"setsum: expected {DIGEST_BYTES} bytes, found {len(digest)}"
-            raise CorruptError(message)
+            raise CorruptError(f"setsum: expected {DIGEST_BYTES} bytes, found {len(digest)}")
         columns = _COLUMNS.unpack(digest)
         # The column is searched for only on failure: a manifest has dozens, and is read back at every commit.
         if any(map(operator.ge, columns, PRIMES)):
             index, column = next(found for found in enumerate(columns) if found[1] >= PRIMES[found[0]])
-            message = f"setsum column {index}: expected less than {PRIMES[index]}, found {column}"
-            raise CorruptError(message)
+            raise CorruptError(f"setsum column {index}: expected less than {PRIMES[index]}, found {column}")
         return cls(columns)
 
     @classmethod
@@ -98,8 +84,7 @@ class Setsum:
         if not isinstance(text, str):
             raise wrong("text", "text", text)
         if len(text) != 2 * DIGEST_BYTES or not set(text) <= set("0123456789abcdef"):
-            message = f"setsum: expected {2 * DIGEST_BYTES} lower-case hex digits, found {text[:80]!r}"
-            raise CorruptError(message)
+            raise CorruptError(f"setsum: expected {2 * DIGEST_BYTES} lower-case hex digits, found {text[:80]!r}")
         return cls.from_digest(bytes.fromhex(text))
 
     def digest(self) -> bytes:

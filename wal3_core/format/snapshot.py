@@ -7,9 +7,9 @@ never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
@@ -18,13 +18,8 @@ from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import LOG_ID, LogId, check_snapshot_path, snapshot_path
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.setsum import SETSUM, Setsum
-from wal3_core.format.strict_json import INTEGER, TEXT, Member, Stored, nested
+from wal3_core.format.strict_json import INTEGER, TEXT, JsonValue, Stored, member, nested
 from wal3_core.options import POINTERS_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.format.strict_json import JsonValue
 
 FORMAT_VERSION = 2
 # With nodes of a thousand pointers five levels hold an exabyte; more levels make room for smaller nodes.
@@ -51,16 +46,16 @@ class SnapshotPointer(Stored):
     num_records: int
 
     MEMBERS = (
-        Member("path", TEXT),
-        Member("depth", INTEGER),
-        Member("num_pointers", INTEGER),
-        Member("first_seq_no", INTEGER),
-        Member("last_seq_no", INTEGER),
-        Member("start", nested(LogPosition)),
-        Member("limit", nested(LogPosition)),
-        Member("setsum", SETSUM),
-        Member("num_bytes", INTEGER),
-        Member("num_records", INTEGER),
+        member("path", TEXT),
+        member("depth", INTEGER),
+        member("num_pointers", INTEGER),
+        member("first_seq_no", INTEGER),
+        member("last_seq_no", INTEGER),
+        member("start", nested(LogPosition)),
+        member("limit", nested(LogPosition)),
+        member("setsum", SETSUM),
+        member("num_bytes", INTEGER),
+        member("num_records", INTEGER),
     )
 
     def __post_init__(self) -> None:
@@ -79,11 +74,10 @@ class SnapshotPointer(Stored):
         """Refuse a range that runs backwards, or a depth out of range."""
         backwards = self.limit.offset <= self.start.offset or self.limit.timestamp_us < self.start.timestamp_us
         if backwards or self.first_seq_no > self.last_seq_no or not 1 <= self.depth <= DEPTH_MAX:
-            message = (
+            raise CorruptError(
                 f"snapshot {self.path}: expected a range and a depth of 1 to {DEPTH_MAX}, found fragments"
                 f" {self.first_seq_no} to {self.last_seq_no}, {self.start} to {self.limit}, depth {self.depth}"
             )
-            raise CorruptError(message)
 
 
 Pointer = FragmentPointer | SnapshotPointer
@@ -105,8 +99,7 @@ def check_run(pointers: Sequence[Pointer]) -> None:
             message = f"{describe(after)}: expected first seq_no {before.last_seq_no + 1}, found {after.first_seq_no}"
             raise CorruptError(message)
         if after.start.offset != before.limit.offset or after.start.timestamp_us < before.limit.timestamp_us:
-            message = f"{describe(after)}: expected to start at {before.limit}, found {after.start}"
-            raise CorruptError(message)
+            raise CorruptError(f"{describe(after)}: expected to start at {before.limit}, found {after.start}")
 
 
 def count_fragments(pointers: Iterable[Pointer]) -> int:
@@ -169,12 +162,10 @@ class Snapshot:
         """Decode and check against the pointer; CorruptError names the snapshot."""
         what = f"snapshot {pointer.path}"
         if snapshot_path(pointer.setsum, data) != pointer.path:
-            message = f"{what}: expected bytes that hash to its name, found {len(data)} bytes that do not"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected bytes that hash to its name, found {len(data)} bytes that do not")
         snapshot, depth = cls._decoded(data, what)
         if depth != pointer.depth or snapshot.pointer_to(data) != pointer:
-            message = f"{what}: expected what its pointer says, found another range, size or setsum"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected what its pointer says, found another range, size or setsum")
         return snapshot
 
     @classmethod
@@ -182,8 +173,7 @@ class Snapshot:
         """Point to a snapshot that was found at a path; CorruptError unless its bytes have that name."""
         pointer = cls._decoded(data, f"snapshot {path}")[0].pointer_to(data)
         if pointer.path != path:
-            message = f"snapshot {path}: expected bytes that hash to its name, found those of {pointer.path}"
-            raise CorruptError(message)
+            raise CorruptError(f"snapshot {path}: expected bytes that hash to its name, found those of {pointer.path}")
         return pointer
 
     @classmethod
@@ -203,13 +193,12 @@ class Snapshot:
         """Refuse an empty snapshot, one that mixes levels, or one with gaps."""
         depths = {pointer.depth for pointer in self.pointers}
         if len(depths) != 1 or self.depth > DEPTH_MAX:
-            message = (
+            raise CorruptError(
                 f"{what}: expected pointers to fragments, or to snapshots of one depth below {DEPTH_MAX},"
                 f" found depths {sorted(depths)}"
             )
-            raise CorruptError(message)
         check_run(self.pointers)
 
 
 # The members in the order in which they are stored, but for the pointers, whose kind follows from the depth.
-_BEFORE_POINTERS = (Member("log_id", LOG_ID), Member("fence", INTEGER), Member("depth", INTEGER))
+_BEFORE_POINTERS = (member("log_id", LOG_ID), member("fence", INTEGER), member("depth", INTEGER))

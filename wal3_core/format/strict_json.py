@@ -4,7 +4,7 @@ Stored documents end in a checksum of themselves, so that a flipped bit in a num
 and not another number: ``{...,"checksum":"<32 hex digits>"}``, the first half of the SHA-256 of the
 document without it. An object named after the hash of its bytes needs none.
 
-A value says what is stored of it by a table of ``Member``: a new field is a line there.
+A value says what is stored of it by a table of ``member``s: a new field is a line there.
 
 Reading a document takes at most 20 times its size plus 1 MiB of memory: 12 times for values, 8 for text.
 One that would expand further is refused before it is parsed; real documents take about 4 times their size.
@@ -15,14 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from wal3_core.errors import CorruptError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from enum import StrEnum
 
 JsonValue = None | bool | int | str | list["JsonValue"] | dict[str, "JsonValue"]
 JsonObject = dict[str, JsonValue]
@@ -51,8 +49,7 @@ def dump(document: JsonObject) -> bytes:
         raise InvalidRequestError(message) from error
     # The exact check is only made when the text may have half of a surrogate pair, which is rare.
     if "\\ud" in text and not _is_text(json.dumps(document, ensure_ascii=False)):
-        message = f"expected text that can be encoded, found half of a surrogate pair in {text[:200]}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"expected text that can be encoded, found half of a surrogate pair in {text[:200]}")
     return text.encode()
 
 
@@ -81,8 +78,7 @@ def check_whole(data: bytes, *, what: str, bytes_max: int) -> None:
     """Check a document's size and checksum, but nothing that it says; CorruptError names ``what``."""
     _check_size(data, what=what, bytes_max=bytes_max)
     if len(data) <= _TAIL_BYTES or _tail(memoryview(data)[:-_TAIL_BYTES]) != data[-_TAIL_BYTES:]:
-        message = f"{what}: expected a JSON document ending in its own checksum, found {_shown(data)}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected a JSON document ending in its own checksum, found {_shown(data)}")
 
 
 def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
@@ -99,15 +95,13 @@ def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
             parse_int=int if _long_numbers_refused() else _integer,
         )
     except (ValueError, RecursionError) as error:
-        message = f"{what}: expected JSON, found {_shown(data)} ({error})"
-        raise CorruptError(message) from error
+        raise CorruptError(f"{what}: expected JSON, found {_shown(data)} ({error})") from error
     return Fields(value, what)
 
 
 def _check_size(data: bytes, *, what: str, bytes_max: int) -> None:
     if len(data) > bytes_max:
-        message = f"{what}: expected at most {bytes_max} bytes, found {len(data)}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected at most {bytes_max} bytes, found {len(data)}")
 
 
 def _check_expansion(data: bytes, *, what: str) -> None:
@@ -115,8 +109,7 @@ def _check_expansion(data: bytes, *, what: str) -> None:
     num_bytes = sum(cost * data.count(mark) for mark, cost in _COSTS.items())
     allowed = _EXPANSION_MAX * len(data) + _EXPANSION_FLOOR
     if num_bytes > allowed:
-        message = f"{what}: expected values that take at most {allowed} bytes of memory, found {num_bytes}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected values that take at most {allowed} bytes of memory, found {num_bytes}")
 
 
 def _shown(data: bytes) -> str:
@@ -127,14 +120,12 @@ def _shown(data: bytes) -> str:
 def _object_of_pairs(pairs: Sequence[tuple[str, JsonValue]]) -> JsonObject:
     document = dict(pairs)
     if len(document) != len(pairs):
-        message = "duplicate key"
-        raise ValueError(message)
+        raise ValueError("duplicate key")
     return document
 
 
 def _refuse_number(text: str) -> JsonValue:
-    message = f"number {text[:40]} is not an integer"
-    raise ValueError(message)
+    raise ValueError(f"number {text[:40]} is not an integer")
 
 
 def _long_numbers_refused() -> bool:
@@ -144,8 +135,7 @@ def _long_numbers_refused() -> bool:
 
 def _integer(text: str) -> int:
     if len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX:
-        message = f"number {text[:40]} is not within u64"
-        raise ValueError(message)
+        raise ValueError(f"number {text[:40]} is not within u64")
     return int(text)
 
 
@@ -186,14 +176,12 @@ class Fields:
     def __init__(self, value: JsonValue, what: str) -> None:
         self.what = what
         if not isinstance(value, dict):
-            message = f"{what}: expected a JSON object, found {type(value).__name__}"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected a JSON object, found {type(value).__name__}")
         self._left = dict(value)
 
     def _take(self, key: str) -> JsonValue:
         if key not in self._left:
-            message = f"{self.what}: expected a field {key}, found none"
-            raise CorruptError(message)
+            raise CorruptError(f"{self.what}: expected a field {key}, found none")
         return self._left.pop(key)
 
     def _wrong(self, key: str, expected: str, value: JsonValue) -> CorruptError:
@@ -259,15 +247,13 @@ class Fields:
     def integers(self, *, count_max: int) -> dict[str, int]:
         """Take all keys, at most ``count_max``, each with an integer within u64, in the order of the document."""
         if len(self._left) > count_max:
-            message = f"{self.what}: expected at most {count_max} fields, found {len(self._left)}"
-            raise CorruptError(message)
+            raise CorruptError(f"{self.what}: expected at most {count_max} fields, found {len(self._left)}")
         return {key: self.integer(key) for key in tuple(self._left)}
 
     def finish(self) -> None:
         """Refuse unknown keys: a newer writer's field must not be dropped silently."""
         if self._left:
-            message = f"{self.what}: expected no further fields, found {', '.join(sorted(self._left))[:200]}"
-            raise CorruptError(message)
+            raise CorruptError(f"{self.what}: expected no further fields, found {', '.join(sorted(self._left))[:200]}")
 
 
 # ------------------------------------------------------------------ what is stored of a value
@@ -306,8 +292,7 @@ def one_of(values: type[StrEnum]) -> Kind:
         found = fields.string(name)
         if found not in list(values):
             expected = ", ".join(values)
-            message = f"{fields.what}: field {name}: expected one of {expected}, found {ascii(found)[:80]}"
-            raise CorruptError(message)
+            raise CorruptError(f"{fields.what}: field {name}: expected one of {expected}, found {ascii(found)[:80]}")
         return values(found)
 
     return Kind(read, str)
@@ -329,67 +314,54 @@ def several(read: Callable[[Fields], T], count_max: int, write: Callable[[T], Js
 _REQUIRED: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What is stored under a name: the attribute of that name, or of another.
+# The name, the attribute, how it is read and written, whether a document may be without it, and then: default, like,
+# beside. A plain tuple, as nothing else is taken apart so fast: a large manifest has thousands of pointers.
+Member = tuple[str, str, Callable[[Fields, str], Any], Callable[[Any], JsonValue] | None, bool, object, str, str]
+
+
+def member(
+    name: str, kind: Kind, attribute: str = "", *, default: object = _REQUIRED, like: str = "", beside: str = ""
+) -> Member:
+    """Describe what is stored under a name: the attribute of that name, or of another.
 
     One with a ``default`` is left out while it has that, one that is ``like`` another attribute while it equals that,
     and one ``beside`` an attribute that is read before while that is false.
     """
-
-    name: str
-    kind: Kind
-    attribute: str = ""
-    default: object = _REQUIRED
-    like: str = ""
-    beside: str = ""
-
-    # Whether a document may be without it.
-    may_lack: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Find out once what each document would ask for."""
-        object.__setattr__(self, "attribute", self.attribute or self.name)
-        object.__setattr__(self, "may_lack", self.default is not _REQUIRED or bool(self.like))
-
-    def lacks(self, value: object, found: object) -> bool:
-        """Whether the document of a value is without it."""
-        if self.beside:
-            return not getattr(value, self.beside)
-        return found == (getattr(value, self.like) if self.like else self.default)
+    may_lack = default is not _REQUIRED or bool(like)
+    return name, attribute or name, kind.read, kind.write, may_lack, default, like, beside
 
 
 def dump_members(value: object, members: Iterable[Member]) -> JsonObject:
     """Return what members say of a value, in their order."""
     stored: JsonObject = {}
-    for each in members:
-        found = getattr(value, each.attribute)
-        if each.may_lack and each.lacks(value, found):
-            continue
-        write = each.kind.write
-        stored[each.name] = found if write is None else write(found)
+    for name, attribute, _, write, may_lack, default, like, beside in members:
+        found = getattr(value, attribute)
+        if may_lack:
+            lacks = not getattr(value, beside) if beside else found == (getattr(value, like) if like else default)
+            if lacks:
+                continue
+        stored[name] = found if write is None else write(found)
     return stored
 
 
 def read_members(fields: Fields, members: Iterable[Member]) -> dict[str, Any]:
     """Read attributes from an object; CorruptError for a default that is not left out: no version wrote that."""
     values: dict[str, Any] = {}
-    likes: Member | None = None
-    for each in members:
-        name = each.name
-        if not each.may_lack:
-            values[each.attribute] = each.kind.read(fields, name)
-        elif values[each.beside] if each.beside else fields.has(name):
-            values[each.attribute] = found = each.kind.read(fields, name)
-            if found == each.default and not each.beside:
+    likes: tuple[str, str] | None = None
+    for name, attribute, read, _, may_lack, default, like, beside in members:
+        if not may_lack:
+            values[attribute] = read(fields, name)
+        elif values[beside] if beside else fields.has(name):
+            values[attribute] = found = read(fields, name)
+            if found == default and not beside:
                 message = f"{fields.what}: field {name}: expected no such field, or another value, found its default"
                 raise CorruptError(message)
-        elif each.like:
-            likes = each
+        elif like:
+            likes = attribute, like
         else:
-            values[each.attribute] = each.default
+            values[attribute] = default
     if likes is not None:
-        values[likes.attribute] = values[likes.like]
+        values[likes[0]] = values[likes[1]]
     return values
 
 
@@ -412,8 +384,7 @@ class Stored:
         try:
             stored = make(**values)
         except InvalidRequestError as error:
-            message = f"{fields.what}: {error}"
-            raise CorruptError(message) from error
+            raise CorruptError(f"{fields.what}: {error}") from error
         stored.check_stored(fields.what)
         return stored
 
@@ -422,15 +393,19 @@ class Stored:
 
 
 class Shown:
-    """A value that a program shows as a JSON object of its fields, or of what ``SHOWN`` names, in that order."""
+    """A value that a program shows as a JSON object of its fields, or of what ``SHOWN`` names, in that order.
+
+    In ``SHOWN``, names are separated by spaces; ``name=attribute`` shows an attribute under another name.
+    """
 
     __slots__ = ()
-    SHOWN: ClassVar[tuple[str, ...]] = ()
+    SHOWN: ClassVar[str] = ""
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
-        names: Iterable[str] = self.SHOWN or getattr(self, "__dataclass_fields__")  # noqa: B009 - a dataclass's own
-        return {name: _json_of(getattr(self, name)) for name in names}
+        names: Iterable[str] = self.SHOWN.split() or getattr(self, "__dataclass_fields__")  # noqa: B009 - a dataclass's own
+        pairs = (name.partition("=") for name in names)
+        return {name: _json_of(getattr(self, attribute or name)) for name, _, attribute in pairs}
 
 
 def _json_of(value: Any) -> JsonValue:  # noqa: ANN401 - of any field
@@ -469,5 +444,4 @@ def check_format_version(fields: Fields, known: int) -> None:
     version = fields.integer("format_version")
     if version != known:
         reader = "a newer wal3 may read it" if version > known else "an older wal3 wrote it, and may read it"
-        message = f"{fields.what}: expected format_version {known}, found {version}: {reader}"
-        raise CorruptError(message)
+        raise CorruptError(f"{fields.what}: expected format_version {known}, found {version}: {reader}")

@@ -6,16 +6,14 @@ a late create or delete cannot touch the object that has the name by then. Sourc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
 from wal3_core.format.paths import LOG_ID, NO_LOG, LogId
-from wal3_core.format.strict_json import FLAG, INTEGER, TEXT, Member, StoredDocument
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from wal3_core.format.strict_json import FLAG, INTEGER, TEXT, StoredDocument, member
 
 D = TypeVar("D")
 
@@ -34,17 +32,16 @@ class Tombstone(StoredDocument):
 
     BYTES_MAX = 4 * 2**10
     MEMBERS = (
-        Member("deleted", FLAG),
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("writer", TEXT),
+        member("deleted", FLAG),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("writer", TEXT),
     )
 
     def check_stored(self, what: str) -> None:
         """Refuse one that says that nothing is deleted."""
         if not self.deleted:
-            message = f"{what}: field deleted: expected true, found false"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: field deleted: expected true, found false")
 
 
 def or_tombstone(data: bytes, read: Callable[[strict_json.Fields], D], *, what: str, bytes_max: int) -> D | Tombstone:

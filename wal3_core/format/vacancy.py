@@ -13,7 +13,7 @@ from enum import StrEnum
 from wal3_core.format import strict_json
 from wal3_core.format.manifest import BYTES_MAX, Manifest
 from wal3_core.format.paths import LOG_ID, LogId
-from wal3_core.format.strict_json import INTEGER, TEXT, Member, StoredDocument, one_of
+from wal3_core.format.strict_json import INTEGER, TEXT, StoredDocument, member, one_of
 
 
 class VacancyKind(StrEnum):
@@ -35,21 +35,21 @@ class Vacancy(StoredDocument):
 
     kind: VacancyKind
     log_id: LogId
-    generation: int
-    writer: str
+    generation: int = 1
+    writer: str = ""
     source: str = ""
     terms: str = ""
     pin: str = ""
 
     BYTES_MAX = BYTES_MAX
     MEMBERS = (
-        Member("vacant", one_of(VacancyKind), "kind"),
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("writer", TEXT),
-        Member("source", TEXT),
-        Member("terms", TEXT),
-        Member("pin", TEXT),
+        member("vacant", one_of(VacancyKind), "kind"),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("writer", TEXT),
+        member("source", TEXT),
+        member("terms", TEXT),
+        member("pin", TEXT),
     )
 
     def is_kept_for(self, log_id: LogId) -> bool:

@@ -11,11 +11,8 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _VARIABLE = "WAL3_CACHE_DIR"
 _CODE_BYTES_MAX = 2**20

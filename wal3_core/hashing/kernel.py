@@ -8,8 +8,9 @@ nothing depends on a compiler finding out that a loop can become one. The permut
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -17,9 +18,6 @@ from numba.extending import intrinsic
 
 from wal3_core.hashing.calling import BLOCK_BYTES, BLOCK_WORDS, DAMAGED, DONE, LANE_WORDS, STATE_WORDS, UNEVEN
 from wal3_core.hashing.target import LANES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Places in the job, a table of 64-bit words whose address the code is given. Addresses are those of Arrow's
 # buffers, so no record is copied; 0 is no buffer. The number of records, and the addresses of their offsets and times:

@@ -14,18 +14,13 @@ import importlib.util
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wal3_core.hashing import code_cache
-from wal3_core.hashing.calling import BLOCK_BYTES, DONE, call, check
+from wal3_core.hashing.calling import BLOCK_BYTES, DONE, Function, RecordColumns, Sums, call, check
 from wal3_core.runtime.extras import missing
 from wal3_core.runtime.loggers import HASHING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.hashing.calling import Function, RecordColumns, Sums
 
 VARIABLE = "WAL3_FAST"
 _BUILDER = "wal3_core.hashing.building"

@@ -5,20 +5,14 @@ Nothing else decides it. Source: docs/protocol.md, "What a log owns".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from wal3_core.format.cursor import Owner, is_writers
+from wal3_core.format.cursor import Cursor, Owner, is_writers
 from wal3_core.format.manifest import Manifest
-from wal3_core.format.paths import QUEUE_CURSOR
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.policy import Policy
-    from wal3_core.format.position import LogPosition
+from wal3_core.format.paths import QUEUE_CURSOR, LogId
+from wal3_core.format.policy import Policy
+from wal3_core.format.position import LogPosition
 
 # The owners whose logs have no successor, and why.
 WITHOUT_SUCCESSOR = {

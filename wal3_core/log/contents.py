@@ -10,9 +10,9 @@ lives that were listed before a look at the manifest can be deleted if it does n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format.paths import (
@@ -28,6 +28,7 @@ from wal3_core.format.paths import (
     POLICY,
     SNAPSHOT_FOLDER,
     STORE_IDENTITY,
+    LogId,
     check_garbage_path,
     check_object_path,
     cursor_name,
@@ -38,16 +39,10 @@ from wal3_core.format.paths import (
     pass_token,
     pin_name,
 )
+from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.store.object_store import share_of
+from wal3_core.store.object_store import ObjectMeta, ObjectStore, share_of
 from wal3_core.store.retrying import for_store, until_answered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wal3_core.format.paths import LogId
-    from wal3_core.options import RetryOptions
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 
 class ObjectKind(StrEnum):

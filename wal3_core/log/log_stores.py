@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wal3_core.errors import UnavailableError
 from wal3_core.format.paths import LogId, check_log_name
 from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.garbage_store import GarbageStore
 from wal3_core.store.documents.key_rollup_store import KeyRollupStore
@@ -17,9 +18,6 @@ from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
 from wal3_core.store.object_store import ObjectStore, log_store, store_now_us
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from wal3_core.runtime import Runtime
 
 S = TypeVar("S", CursorStore, PinStore, PolicyStore)
 

@@ -6,7 +6,8 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from wal3_core.arguments import checked, seconds
@@ -18,30 +19,24 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
-from wal3_core.queue_server.wire import ERRORS, given_fields, item_fields, log_of
+from wal3_core.queue_server.wire import ERRORS, Json, given_fields, item_fields, log_of
 from wal3_core.runtime import shared_runtime
-from wal3_core.views.queue.operations import Bury, Enqueue, Extend, Kick, Purge, Reclaim, Release, Requeue
+from wal3_core.views.queue import operations
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from wal3_core.queue_server.wire import Json
-    from wal3_core.views.queue.operations import Operation, QueueDefinition
-
-    # Changes of a leased item, besides releasing it.
-    OfLease = Bury | Requeue | Extend
+# Changes of a leased item, besides releasing it.
+OfLease = operations.Bury | operations.Requeue | operations.Extend
 
 _ERRORS = {word: raised for _, raised, _, word, _ in ERRORS} | {"too_many_requests": OverloadedError}
 # The path of each operation, and the field that has its result.
 _ACTIONS: dict[type, tuple[str, str]] = {
-    Enqueue: ("enqueue_many", "items"),
-    Release: ("release_many", ""),
-    Requeue: ("requeue", ""),
-    Extend: ("extend", "lease_until_us"),
-    Reclaim: ("reclaim", "items"),
-    Bury: ("bury", ""),
-    Kick: ("kick", "ids"),
-    Purge: ("purge?confirm=true", "items"),
+    operations.Enqueue: ("enqueue_many", "items"),
+    operations.Release: ("release_many", ""),
+    operations.Requeue: ("requeue", ""),
+    operations.Extend: ("extend", "lease_until_us"),
+    operations.Reclaim: ("reclaim", "items"),
+    operations.Bury: ("bury", ""),
+    operations.Kick: ("kick", "ids"),
+    operations.Purge: ("purge?confirm=true", "items"),
 }
 _INVALID = range(400, 500)
 # A proxy that has waited for the server in vain may have handed the request on; the server itself may have failed late.
@@ -86,7 +81,7 @@ class QueueClient:
         self._token = token
         self._opener = urllib.request.build_opener(_Unredirected)
 
-    def create(self, name: str, definition: QueueDefinition) -> None:
+    def create(self, name: str, definition: operations.QueueDefinition) -> None:
         """Make a queue. LogExistsError when there is one of that name."""
         self._call("POST", "", {"queue": name, **definition.to_json()})
 
@@ -94,18 +89,15 @@ class QueueClient:
         """Return the names of the queues."""
         return [each["queue"] for each in self._call("GET", "")["queues"]]
 
-    def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+    def run(self, name: str, operation: operations.Operation) -> Any:  # noqa: ANN401 - each operation has its own result
         """Return the result of an operation but Dequeue, as JSON has it."""
         action, field = _ACTIONS[type(operation)]
         answer = self._call("POST", f"{_path(name)}/{action}", _body(operation))
         return answer[field] if field else None
 
-    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Any | LogError]:
-        """Do something with each of several leased items; give each result, or the error that refused it.
-
-        After an error that says more than that its lease has ended, none of the others is asked for.
-        """
-        for operation in operations:
+    def change(self, name: str, changes: Iterable[OfLease]) -> Iterator[Any | LogError]:
+        """Change several leased items; give each result or error, up to the first that is no StaleTokenError."""
+        for operation in changes:
             try:
                 yield self.run(name, operation)
             except LogError as error:
@@ -184,10 +176,10 @@ class QueueClient:
         return (_ERRORS.get(word) or _kind_of(method, status))(message)
 
 
-def _body(operation: Operation) -> Json:
-    if isinstance(operation, Enqueue):
+def _body(operation: operations.Operation) -> Json:
+    if isinstance(operation, operations.Enqueue):
         return {"items": [item_fields(item) for item in operation.items]}
-    if isinstance(operation, Release):
+    if isinstance(operation, operations.Release):
         return {"leases": [{"id": item_id, "token": token} for item_id, token in operation.leases]}
     return given_fields(operation)
 

@@ -3,8 +3,9 @@
 Types are strict: a number in quotes is no number. Ranges are the queue's to check.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
@@ -12,19 +13,19 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.queue_server.answers import items_answer
 from wal3_core.queue_server.service import QueueService
-from wal3_core.queue_server.wire import new_item, value_of
+from wal3_core.queue_server.wire import item_json, new_item, value_of
 from wal3_core.views.queue import loading, operations
 from wal3_core.views.queue.delay_queue import DelayQueue
-from wal3_core.views.queue.operations import Enqueued, ItemStats, QueueStats
+from wal3_core.views.queue.operations import Enqueued, ItemStats, Leased, Peeked, QueueStats
 
 _JSON = "application/json"
 # Brackets, commas and colons of a batch: for each of its items, which has at most 13, and besides.
 _SIGNS_PER_ITEM, _SIGNS_BESIDE = 16, 100
+# A part of a body that is looked at, and the values that are shown, in one piece.
 _PIECE_BYTES = 2**18
 # The part that is shown of a text that may be as long as the body.
 _SHOWN_CHARS = 100
@@ -391,6 +392,23 @@ def _service(request: Request) -> QueueService:
 
 Service = Annotated[QueueService, Depends(_service)]
 AsText = Annotated[bool, Query(description="give a value that is UTF-8 as `text`")]
+
+
+def items_answer(items: Sequence[Leased | Peeked], *, as_text: bool) -> Response:
+    """Answer with items; with large ones piece by piece, as the client takes them: others are served meanwhile."""
+    if sum(len(item.value) for item in items) <= _PIECE_BYTES:
+        return JSONResponse({"items": [item_json(item, as_text=as_text) for item in items]})
+    return StreamingResponse(_pieces(items, as_text=as_text), media_type=JSONResponse.media_type)
+
+
+async def _pieces(items: Sequence[Leased | Peeked], *, as_text: bool) -> AsyncIterator[bytes]:
+    before = b'{"items":['
+    for item in items:
+        shown = item_json(item, as_text=as_text)
+        yield before + json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+        before = b","
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 def _check(service: QueueService, what: str, count: int, *, least: int = 1) -> None:

@@ -1,7 +1,6 @@
 """The queues of a server: each is opened when something is first asked of it, and kept until the server ends.
 
 When more are asked for than it may have open, the one that was used least lately is closed, and opened at its next use.
-
 A queue that another broker has taken stays with that one: this server would take it back, and so could the other, for
 ever. Its requests get FencedError until the server is restarted.
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,21 +20,12 @@ from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplace
 from wal3_core.options import MIB, Options, check_range, within
 from wal3_core.queue_server.wire import PREFIX, BusyError, StoppingError, log_of, names_below
 from wal3_core.runtime.loggers import QUEUE
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.queue.delay_queue import DelayQueue
-from wal3_core.views.queue.loading import (
-    expecting_a_queue,
-)
+from wal3_core.views.queue.loading import expecting_a_queue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.operations import (
-        Dequeue,
-        Leased,
-        Operation,
-        QueueDefinition,
-    )
+    from wal3_core.views.queue.operations import Dequeue, Leased, Operation, QueueDefinition
 
     T = TypeVar("T")
 
@@ -99,9 +90,7 @@ class ServerLoad:
 
     def __init__(self, options: QueueServerOptions) -> None:
         self.options = options
-        self.num_requests = 0
-        self.num_waiting = 0
-        self.num_bytes = 0
+        self.num_requests = self.num_waiting = self.num_bytes = 0
 
 
 class Ticket:

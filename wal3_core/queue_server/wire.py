@@ -8,38 +8,17 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wal3_core import arguments
-from wal3_core.errors import (
-    ClosedError,
-    FencedError,
-    InvalidRequestError,
-    LogError,
-    LogExistsError,
-    LogNotFoundError,
-    LogReplacedError,
-    NotDurableError,
-    OverloadedError,
-    QueueFullError,
-    StaleTokenError,
-    UnavailableError,
-    UnknownDurabilityError,
-    UnknownItemError,
-)
+from wal3_core import arguments, errors
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.format.paths import is_name_part
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.store.object_store import share_of
+from wal3_core.store.object_store import ObjectStore, share_of
 from wal3_core.views.queue.loading import is_queue
-from wal3_core.views.queue.operations import Leased, NewItem
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.operations import Operation, Peeked
+from wal3_core.views.queue.operations import Leased, NewItem, Operation, Peeked
 
 # An object, as ``json`` reads and writes it.
 Json = dict[str, Any]
@@ -54,7 +33,7 @@ _ITEM_FIELDS = frozenset({"value", "text", "deadline_us", "delay_s", "priority",
 def log_of(prefix: str, name: str) -> str:
     """Return the log of a queue. InvalidRequestError for a name that no queue below a prefix may have."""
     if not is_name_part(name):
-        raise InvalidRequestError(
+        raise errors.InvalidRequestError(
             f"queue: expected a name of [A-Za-z0-9_-], at most 255 characters and none that is reserved for a log's own"
             f" folders, found {ascii(name)[:80]}"
         )
@@ -62,10 +41,7 @@ def log_of(prefix: str, name: str) -> str:
 
 
 def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) -> list[str]:
-    """Return the names of the queues below a prefix: a listing and a GET for each log there, many at a time.
-
-    Logs ``known`` to be queues are taken for some, if they are there.
-    """
+    """Return the names of the queues below a prefix: a listing, and a GET for each log that is not ``known`` as one."""
     folder = f"{prefix}/" if prefix else ""
     names = (log.removeprefix(folder) for log in list_logs(store, prefix) if log != prefix)
     checked = map_ahead(
@@ -81,7 +57,7 @@ def names_below(store: ObjectStore, prefix: str, known: Collection[str] = ()) ->
 def _is_queue(store: ObjectStore, log: str) -> bool:
     try:
         return is_queue(store, log)
-    except LogNotFoundError:
+    except errors.LogNotFoundError:
         # Destroyed meanwhile.
         return False
 
@@ -89,7 +65,7 @@ def _is_queue(store: ObjectStore, log: str) -> bool:
 def value_of(value: object, text: object) -> bytes | None:
     """Return the bytes of a value; None when there is neither. InvalidRequestError when there are both."""
     if value is not None and text is not None:
-        raise InvalidRequestError("expected value or text, found both")
+        raise errors.InvalidRequestError("expected value or text, found both")
     if text is not None:
         return arguments.text(text, "text").encode()
     if value is None:
@@ -97,7 +73,7 @@ def value_of(value: object, text: object) -> bytes | None:
     try:
         return base64.b64decode(arguments.text(value, "value"), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequestError(f"value: expected base64, found {ascii(value)[:40]} ({error})") from error
+        raise errors.InvalidRequestError(f"value: expected base64, found {ascii(value)[:40]} ({error})") from error
 
 
 def new_item(fields: Mapping[str, object]) -> NewItem:
@@ -105,10 +81,10 @@ def new_item(fields: Mapping[str, object]) -> NewItem:
     unknown = fields.keys() - _ITEM_FIELDS
     if unknown:
         message = f"item: expected the fields {', '.join(sorted(_ITEM_FIELDS))}, found {min(unknown)!a}"
-        raise InvalidRequestError(message)
+        raise errors.InvalidRequestError(message)
     value = value_of(fields.get("value"), fields.get("text"))
     if value is None:
-        raise InvalidRequestError("expected value (base64) or text (UTF-8), found neither")
+        raise errors.InvalidRequestError("expected value (base64) or text (UTF-8), found neither")
     key = fields.get("dedupe_key")
     others = {name: fields[name] for name in ("deadline_us", "delay_s", "priority") if fields.get(name) is not None}
     # NewItem checks the types.
@@ -150,29 +126,29 @@ def item_json(item: Leased | Peeked, *, as_text: bool) -> Json:
     return fields
 
 
-class BusyError(UnavailableError):
+class BusyError(errors.UnavailableError):
     """The server has as much to do as it may."""
 
 
-class StoppingError(UnavailableError):
+class StoppingError(errors.UnavailableError):
     """The server is about to end."""
 
 
 # An error of the server, what its client raises, its status and word over HTTP, and after how many seconds the same
 # request may succeed. The first class that fits counts.
-ERRORS: tuple[tuple[type[LogError], type[LogError], int, str, int | None], ...] = (
-    (BusyError, OverloadedError, 503, "busy", 1),
-    (LogNotFoundError, LogNotFoundError, 404, "unknown_queue", None),
-    (LogExistsError, LogExistsError, 409, "exists", None),
-    (ClosedError, UnavailableError, 503, "stopping", 1),
-    (InvalidRequestError, InvalidRequestError, 422, "invalid", None),
-    (UnknownItemError, UnknownItemError, 404, "unknown_item", None),
-    (StaleTokenError, StaleTokenError, 409, "stale_token", None),
-    (QueueFullError, QueueFullError, 503, "queue_full", 5),
-    (FencedError, FencedError, 503, "fenced", 60),
-    (LogReplacedError, UnavailableError, 503, "replaced", 1),
+ERRORS: tuple[tuple[type[errors.LogError], type[errors.LogError], int, str, int | None], ...] = (
+    (BusyError, errors.OverloadedError, 503, "busy", 1),
+    (errors.LogNotFoundError, errors.LogNotFoundError, 404, "unknown_queue", None),
+    (errors.LogExistsError, errors.LogExistsError, 409, "exists", None),
+    (errors.ClosedError, errors.UnavailableError, 503, "stopping", 1),
+    (errors.InvalidRequestError, errors.InvalidRequestError, 422, "invalid", None),
+    (errors.UnknownItemError, errors.UnknownItemError, 404, "unknown_item", None),
+    (errors.StaleTokenError, errors.StaleTokenError, 409, "stale_token", None),
+    (errors.QueueFullError, errors.QueueFullError, 503, "queue_full", 5),
+    (errors.FencedError, errors.FencedError, 503, "fenced", 60),
+    (errors.LogReplacedError, errors.UnavailableError, 503, "replaced", 1),
     # Not to be repeated blindly: an item may be in the queue.
-    (UnknownDurabilityError, UnknownDurabilityError, 503, "unknown_outcome", None),
-    (NotDurableError, UnavailableError, 503, "unavailable", 1),
-    (UnavailableError, UnavailableError, 503, "unavailable", 5),
+    (errors.UnknownDurabilityError, errors.UnknownDurabilityError, 503, "unknown_outcome", None),
+    (errors.NotDurableError, errors.UnavailableError, 503, "unavailable", 1),
+    (errors.UnavailableError, errors.UnavailableError, 503, "unavailable", 5),
 )

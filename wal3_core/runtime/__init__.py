@@ -11,7 +11,6 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 """
 
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
-from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import (
     Cache,
     CancellableOutcome,
@@ -23,12 +22,11 @@ from wal3_core.runtime.outcome import (
     map_ahead,
 )
 from wal3_core.runtime.port import US_PER_S, Closing, Lock, OwnThread, Runtime, Timer, reentered, wall_us
-from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
+from wal3_core.runtime.threads import ThreadRuntime, shared_runtime
 
 __all__ = [
     "SILENT",
     "US_PER_S",
-    "WORKERS_MAX",
     "AppendEnd",
     "Cache",
     "CancellableOutcome",
@@ -46,7 +44,6 @@ __all__ = [
     "Timer",
     "callbacks_held",
     "each_ahead",
-    "enable_metrics",
     "later",
     "map_ahead",
     "reentered",

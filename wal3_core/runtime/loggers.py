@@ -10,12 +10,11 @@ import contextlib
 import logging
 import re
 import sys
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wal3_core.runtime.port import Runtime
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from wal3_core.runtime.loggers import shielded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class AppendEnd(StrEnum):

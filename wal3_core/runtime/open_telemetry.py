@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, optional, with_methods
@@ -11,8 +12,6 @@ from wal3_core.runtime.observer import AppendEnd, CommitEnd, Conflict, Observer,
 from wal3_core.runtime.threads import ThreadRuntime, shared_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from opentelemetry.metrics import Histogram, Meter, MeterProvider
 
 _SCOPE = "wal3"
@@ -39,8 +38,7 @@ def enable_metrics(
     try:
         from opentelemetry import metrics  # noqa: PLC0415 - optional
     except ImportError as error:
-        message = f"metrics: {missing('opentelemetry-api', 'metrics')}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"metrics: {missing('opentelemetry-api', 'metrics')}") from error
     meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
     (runtime or shared_runtime()).observer = OpenTelemetryObserver(meter, log_names=log_names)
 
@@ -75,21 +73,17 @@ class OpenTelemetryObserver(Observer):
         return {**named, "wal3.log": log} if self._log_names else named
 
     def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
-        """Record one request."""
         self._requests.record(
             seconds, {"wal3.store": store, "wal3.request.kind": kind, "wal3.request.outcome": end.value}
         )
 
     def throttled(self, store: str, kind: str, seconds: float) -> None:
-        """Record one wait."""
         self._throttled.record(seconds, {"wal3.store": store, "wal3.throttle.kind": kind})
 
     def slowed(self, store: str, kind: str) -> None:
-        """Count a halving."""
         self._slowed.add(1, {"wal3.store": store, "wal3.throttle.kind": kind})
 
     def appended(self, log: str, end: AppendEnd, *, num_records: int, num_bytes: int, waits_s: Iterable[float]) -> None:
-        """Record appends with the same outcome."""
         attributes = self._of(log, **{"append.outcome": end.value})
         self._records.add(num_records, attributes)
         self._bytes.add(num_bytes, attributes)
@@ -97,41 +91,32 @@ class OpenTelemetryObserver(Observer):
             self._appends.record(wait_s, attributes)
 
     def committed(self, log: str, end: CommitEnd, seconds: float) -> None:
-        """Record a commit."""
         self._commits.record(seconds, self._of(log, **{"commit.outcome": end.value}))
 
     def retried(self, log: str) -> None:
-        """Count a request sent again."""
         self._retries.add(1, self._of(log))
 
     def conflicted(self, log: str, conflict: Conflict) -> None:
-        """Count a commit made again."""
         self._conflicts.add(1, self._of(log, **{"conflict.kind": conflict.value}))
 
     def unrolled(self, log: str) -> None:
-        """Count a roll into snapshots that failed."""
         self._unrolled.add(1, self._of(log))
 
     def held(self, log: str, change_bytes: int) -> None:
-        """Count bytes held."""
         self._held.add(change_bytes, self._of(log))
 
     def refused(self, log: str) -> None:
-        """Count an append that was refused."""
         self._refused.add(1, self._of(log))
 
     def followed(self, log: str, lag_records: int) -> None:
-        """Record a follower's lag."""
         self._lag.record(lag_records, self._of(log))
 
     def consumed(self, log: str, consumer: str, num_records: int) -> None:
-        """Count a saved cursor, and the records before it."""
         attributes = self._of(log, **{"consumer.name": consumer})
         self._consumed.add(num_records, attributes)
         self._saves.add(1, attributes)
 
     def collected(self, log: str, num_records: int, num_bytes: int) -> None:
-        """Count what was pruned."""
         self._collected.add(num_records, self._of(log))
         self._collected_bytes.add(num_bytes, self._of(log))
 

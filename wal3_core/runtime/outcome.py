@@ -9,19 +9,15 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from wal3_core.errors import UnavailableError
+from wal3_core.runtime.port import Runtime
 from wal3_core.workers import COMMON, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-
-    from wal3_core.runtime.port import Runtime
-
 
 T = TypeVar("T")
 
@@ -347,12 +343,17 @@ class Cache(Generic[T]):
     def keep(self, key: Hashable, value: T) -> None:
         """Hold a value, and drop those that were not used for longest."""
         with self._lock:
-            before = self._held.pop(key, None)
-            self._num_bytes += self._size_of(value) - (0 if before is None else self._size_of(before))
-            self._held[key] = value
-            while self._num_bytes > self._bytes_max:
-                _, dropped = self._held.popitem(last=False)
-                self._num_bytes -= self._size_of(dropped)
+            try:
+                before = self._held.pop(key, None)
+                self._num_bytes += self._size_of(value) - (0 if before is None else self._size_of(before))
+                self._held[key] = value
+                while self._held and self._num_bytes > self._bytes_max:
+                    _, dropped = self._held.popitem(last=False)
+                    self._num_bytes -= self._size_of(dropped)
+            except BaseException:
+                # Interrupted: a sum that stayed too large would leave less room for ever.
+                self._num_bytes = sum(map(self._size_of, self._held.values()))
+                raise
 
     def begin(self, key: Hashable, load: Callable[[], T], share: Share | None) -> Callable[[], T]:
         """Begin to load a value, unless it is held or being loaded; return how to wait for it.

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.runtime.observer import Observer
 from wal3_core.workers import COMMON, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
-    from types import TracebackType
-
-    from wal3_core.runtime.observer import Observer
 
 T = TypeVar("T")
 

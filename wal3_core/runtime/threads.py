@@ -20,7 +20,9 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.errors import ClosedError
@@ -29,10 +31,6 @@ from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
 from wal3_core.runtime.port import Closing, Lock, OwnThread, Timer, reentered
 from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor, Future
 
 
 class _Alarm:
@@ -128,18 +126,11 @@ class _Topic:
         self.news: Outcome[None] = Outcome()
 
 
-class _OwnThread:
+class _OwnThread(threading.Thread):
     """A thread that runs one loop."""
 
-    def __init__(self, name: str, run: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
-        self._thread.start()
-
     def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def join(self) -> None:
-        self._thread.join()
+        return threading.current_thread() is self
 
 
 class ThreadRuntime(Closing):
@@ -188,8 +179,7 @@ class ThreadRuntime(Closing):
         """Raise ClosedError in a forked child, InvalidRequestError in the middle of the runtime's own work."""
         # Asked at every append, when a system call would be a tenth of its time.
         if _forks != self._forks:
-            message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
-            raise ClosedError(message)
+            raise ClosedError(f"process {os.getpid()}: expected process {self._process}: open logs again after a fork")
         if self._workers.lock.owned() or self._topics_lock.owned():
             raise reentered("this process's workers")
 
@@ -222,7 +212,9 @@ class ThreadRuntime(Closing):
 
     def start_thread(self, name: str, run: Callable[[], None]) -> OwnThread:
         """Run a loop in a daemon thread of that name."""
-        return _OwnThread(name, run)
+        thread = _OwnThread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def executor(self, name: str, threads_max: int) -> Executor:
         """Make a pool of threads with names that begin so."""

@@ -21,8 +21,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in {"pyspark", "py4j"}:
         raise
-    message = f"wal3_core.spark: {_missing(error.name, 'spark')}"
-    raise ModuleNotFoundError(message, name=error.name) from error
+    raise ModuleNotFoundError(f"wal3_core.spark: {_missing(error.name, 'spark')}", name=error.name) from error
 
 _HOMES = {
     "SparkEngine": "wal3_core.spark.compact",

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from wal3_core.errors import CorruptError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pyspark.sql.types import DataType
 
 LONG_MAX = 2**63 - 1
 # Python and the JVM hold a batch at the same time; a fragment may expand to a gigabyte.
@@ -44,11 +39,10 @@ def check_schema(schema: StructType) -> None:
     expected = spark_schema(schema.fieldNames())
     for field, known in zip(schema.fields, expected.fields, strict=True):
         if field.dataType != known.dataType or (known.nullable and not field.nullable):
-            message = (
+            raise InvalidRequestError(
                 f"schema: column {field.name}: expected {known.dataType.simpleString()},"
                 f" found {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
             )
-            raise InvalidRequestError(message)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -10,6 +10,7 @@ or what the other attempt finds written.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce, wraps
@@ -19,13 +20,21 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from wal3_core.compaction.dropped import LOSSES, DropReason, ends_of_keys, sum_counts
-from wal3_core.compaction.engine import read_keyed
-from wal3_core.compaction.merge import Merged, Merger
+from wal3_core.compaction.engine import (
+    LOSSES,
+    DropReason,
+    LossCount,
+    Merged,
+    Merger,
+    Merging,
+    ends_of_keys,
+    read_keyed,
+    sum_counts,
+)
 from wal3_core.errors import (
     CorruptError,
     InvalidRequestError,
@@ -38,39 +47,42 @@ from wal3_core.errors import (
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_hashes import hash_keys
+from wal3_core.format.paths import LogId
+from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.options import ReaderOptions
+from wal3_core.options import KeyCompactorOptions, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, LONG_MAX, batch_of
-from wal3_core.spark.jobs import cores, named_jobs
+from wal3_core.spark.jobs import (
+    RESULTS,
+    TASK_BYTES,
+    JobWatch,
+    cores,
+    cost,
+    count_tasks,
+    from_text,
+    give,
+    group,
+    named_jobs,
+    to_text,
+    work_table,
+)
 from wal3_core.spark.requests import check_shared
-from wal3_core.spark.tasks import RESULTS, cost, count_tasks, from_text, give, group, to_text, work_table
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 from wal3_core.store.rate_limits import rate_limited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from pyspark.sql import SparkSession
-
-    from wal3_core.compaction.dropped import LossCount
     from wal3_core.compaction.engine import Hashes
-    from wal3_core.compaction.merge import Merging
-    from wal3_core.compaction.reports import KeyCompactorOptions
-    from wal3_core.compaction.retried import Retried
-    from wal3_core.compaction.selection import Group
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.position import FragmentSeqNo
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.spark.jobs import JobWatch
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.compaction.reports import Retried
+    from wal3_core.compaction.scope import Group
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_TASK_BYTES = 256 * 2**20
 # A task's keys are sorted in memory, or on disk when they are long.
 _RECORDS_COMPARED = 500_000
 # The footer, and the columns.
@@ -163,8 +175,7 @@ class SparkWork:
         """Plan the reading of fragments; they are read where the rows are used."""
         past = next((each for each in fragments if each.limit.offset - 1 > LONG_MAX), None)
         if past is not None:
-            message = f"{past.path}: expected positions below 2^63, Spark's LONG, found {past.limit}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"{past.path}: expected positions below 2^63, Spark's LONG, found {past.limit}")
         tasks = self._tasks(fragments, [cost(each.num_bytes, requests=_KEY_REQUESTS) for each in fragments])
         rows = ((at, self._part.log, to_text(each.to_json())) for at, task in enumerate(tasks) for each in task)
         frame = self._spark.createDataFrame(work_table(rows)).repartitionById(len(tasks), "task")
@@ -219,7 +230,7 @@ class SparkWork:
             yield [Merged.from_json(part, one.members) for part in parts]
 
     def _tasks(self, items: Sequence[T], costs: Sequence[int]) -> list[list[T]]:
-        return group(items, costs, count_tasks(costs, cores=self._cores, task_bytes=_TASK_BYTES))
+        return group(items, costs, count_tasks(costs, cores=self._cores, task_bytes=TASK_BYTES))
 
     def _shared(self, tasks: int) -> PassTask:
         """Divide the rate among the tasks of a job that run at a time."""
@@ -233,7 +244,7 @@ class SparkWork:
 
 
 def find_losses(rows: DataFrame, *, expired_below: int, tasks: int) -> DataFrame:
-    """Find the records to drop among rows of KEYS, as ``wal3_core.compaction.dropped.find_losses`` does.
+    """Find the records to drop among rows of KEYS, as ``wal3_core.compaction.engine.find_losses`` does.
 
     A task gets all rows of a key except those that its own fragment repeats: of a key that every record has, one row a
     fragment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,33 +13,28 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.parquet import Fragment
 from wal3_core.format.parquet.columns import table_setsum
-from wal3_core.format.position import AtTime
+from wal3_core.format.paths import LogId
+from wal3_core.format.position import AtTime, ReadStart
 from wal3_core.format.setsum import EMPTY, Setsum
-from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import trim
-from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.options import UNLIMITED, Limits
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
-from wal3_core.spark.requests import EVERYTHING
-from wal3_core.spark.tasks import LogPiece, count_pieces, cut, freezing, open_piece, pieces_of
+from wal3_core.spark.jobs import LogPiece, count_pieces, cut, freezing, open_piece, pieces_of, reader_of
+from wal3_core.spark.requests import EVERYTHING, Bounds, ReadRequest, Span
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.store.open_store import open_store
 from wal3_core.store.retrying import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.parquet import Fragment
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.position import ReadStart
-    from wal3_core.spark.requests import Bounds, ReadRequest, Span
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.log.read.reader import LogReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +67,14 @@ def _planned_fragments(reader: LogReader, run: RecordRun) -> Iterator[tuple[Frag
         reached = fragment.pointer.limit.offset
         found += _planned_setsum(fragment, run)
     if reached < run.limit:
-        message = (
+        raise CorruptError(
             f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found its end at {reached}"
         )
-        raise CorruptError(message)
     if found != run.setsum:
-        message = (
+        raise GarbageCollectedError(
             f"log {run.log}: expected the records from {run.start} to {run.limit} as they were planned, found them"
             f" compacted since: load the DataFrame again"
         )
-        raise GarbageCollectedError(message)
 
 
 def _planned_setsum(fragment: Fragment, run: RecordRun) -> Setsum:
@@ -102,11 +96,6 @@ class Runs(InputPartition):
     """What one task reads, in order."""
 
     runs: tuple[RecordRun, ...]
-
-
-def reader_of(store: ObjectStore, log: str, log_id: LogId | None = None, *, verify: bool = True) -> LogReader:
-    """Return a reader of a log, or of that life of it alone: LogReplacedError when the name has another by now."""
-    return LogReader(store, log, options=ReaderOptions(verify=verify), runtime=shared_runtime(), log_id=log_id)
 
 
 def manifest_unless_vacant(store: ObjectStore, log: str, *, listed: bool) -> Manifest | LogNotFoundError:

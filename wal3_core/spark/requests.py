@@ -5,12 +5,14 @@ A read's bounds say which part of which logs is wanted: the options' own, narrow
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
+    ColumnPath,
     EqualNullSafe,
     EqualTo,
+    Filter,
     GreaterThan,
     GreaterThanOrEqual,
     In,
@@ -18,20 +20,13 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import BinaryType, StringType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format.paths import check_cursor_name, check_log_name
+from wal3_core.format.snapshot import Pointer
 from wal3_core.format.strict_json import U64_MAX
 from wal3_core.spark.columns import NEVER_NULL, spark_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql.datasource import ColumnPath, Filter
-    from pyspark.sql.types import StructType
-
-    from wal3_core.format.snapshot import Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +352,12 @@ class WriteRequest:
 def _check_naming(found: Mapping[str, str], *, streaming: bool) -> None:
     named = {"writer", "write_id", "write_number"} & set(found)
     if streaming and named != {"writer"}:
-        message = (
+        raise InvalidRequestError(
             "options of a stream's writer: expected writer, a name for this query alone, and no write_id, found"
             f" {sorted(named) or 'neither'}"
         )
-        raise InvalidRequestError(message)
     if not streaming and ("writer" in found) != ("write_id" in found):
-        message = "options of a write: expected writer and write_id together, or neither, found one"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError("options of a write: expected writer and write_id together, or neither, found one")
     if "write_number" in found and not found.get("write_id"):
         message = "options of a write: expected a write_id with write_number, found none, or an empty one"
         raise InvalidRequestError(message)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from wal3_core.spark.source import LogDataSource
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LOCAL = "local[*]"
 _LOCAL_SHUFFLE_PARTITIONS = 4

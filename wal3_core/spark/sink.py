@@ -1,28 +1,18 @@
 """``df.write.format("wal3")`` and ``df.writeStream.format("wal3")``: rows become records, each once.
 
-Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
-that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: create logs that do not exist),
-``writer``, ``write_id``, ``write_number`` (the write's own in the series that ``write_id`` names then), ``same_rows``
-(true: a repeated write is refused if its rows are others) and ``routes`` (a log that notes where writes go).
-
 Tasks only stage their rows; when all have succeeded, Spark hands the driver what one attempt of each staged, and the
 driver installs that, in one commit for each log. So an attempt that failed, or that lost against a speculative copy of
 itself, leaves orphans, which the collection of orphans takes, and a job that failed leaves nothing else. Rows lie in
 the order of Spark's partitions. Where one task alone writes a log, and no other process has written it meanwhile, its
 fragments are installed as they are; what other tasks staged is read, and written again behind them, by the driver.
 
-``writer`` and ``write_id`` name a write that may be repeated as a whole, by a scheduler say: what is in a log by then
-is not appended again. A stream's ``writer`` is its name, and Spark numbers the batches of each checkpoint, which it
-gives an id: a batch that Spark repeats after a restart is appended once, and one before the newest is refused, as of a
-driver that was thought dead. The cursor ``writer-NAME`` keeps from collection what its last write appended.
-
-Each log knows of its own appends alone. ``routes`` names a log in which a write first notes, under its name, to which
-logs it goes: one that is repeated, and goes to others, is refused before any log gets rows of it.
+docs/spark.md describes the columns and options, and how a write that is repeated as a whole is appended once.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,19 +27,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, NotDurableError
 from wal3_core.format.paths import WRITER_CURSOR, check_log_name
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, StagedFragment, Stager, install_staged
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import WriterOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from wal3_core.log.write.staged.staging import StagedFragment
     from wal3_core.spark.requests import WriteRequest
-    from wal3_core.store.object_store import ObjectStore
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -72,32 +58,35 @@ class Staged(WriterCommitMessage):
     query_id: str | None = None
 
 
-class LogSinkWriter(DataSourceArrowWriter):
-    """Writes a DataFrame."""
+class _Staging:
+    """What both writers do in tasks."""
 
     def __init__(self, request: WriteRequest) -> None:
         self._request = request
-        # Before any task: what cannot be a name is an error now.
-        self._once = _once_of_write(request)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage one task's rows."""
         return _stage(self._request, iterator)
+
+
+class LogSinkWriter(_Staging, DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, request: WriteRequest) -> None:
+        super().__init__(request)
+        # Before any task: what cannot be a name is an error now.
+        once = _once(request, f"write {request.write_id}")
+        if once is not None and request.write_id is not None and request.write_number is not None:
+            append = f"number {request.write_number} of {request.write_id}"
+            once = replace(once, append=append, series=request.write_id, number=request.write_number)
+        self._once = once
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Install what the tasks staged; an error notes which logs have their rows already."""
         _install(self._request, messages, self._once)
 
 
-class LogStreamSinkWriter(DataSourceStreamArrowWriter):
+class LogStreamSinkWriter(_Staging, DataSourceStreamArrowWriter):
     """Writes the batches of a stream."""
-
-    def __init__(self, request: WriteRequest) -> None:
-        self._request = request
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage one task's rows."""
-        return _stage(self._request, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Install what the tasks staged; an error notes which logs have their rows already."""
@@ -207,20 +196,11 @@ def _once(request: WriteRequest, append: str) -> Once | None:
     return Once(f"{WRITER_CURSOR}{request.writer}", append, same_rows=request.same_rows)
 
 
-def _once_of_write(request: WriteRequest) -> Once | None:
-    once = _once(request, f"write {request.write_id}")
-    if once is None or request.write_id is None or request.write_number is None:
-        return once
-    append = f"number {request.write_number} of {request.write_id}"
-    return replace(once, append=append, series=request.write_id, number=request.write_number)
-
-
 def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:
     """Install, log by log, several at a time."""
     found = [message.fragments for message in messages if isinstance(message, Staged)]
     if lost := len(messages) - len(found):
-        message = f"write: expected what each of {len(messages)} tasks has staged, found nothing of {lost}"
-        raise NotDurableError(message)
+        raise NotDurableError(f"write: expected what each of {len(messages)} tasks has staged, found nothing of {lost}")
     store = open_store(request.store)
     staged = {
         log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))

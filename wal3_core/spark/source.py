@@ -19,38 +19,29 @@ store by its URL.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.scan import check_start
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.columns import COLUMNS, check_schema, spark_schema
-from wal3_core.spark.planning import (
-    LOGS_PLANNED_AT_ONCE,
-    Runs,
-    manifest_unless_vacant,
-    plan_log,
-    read_runs,
-    tasks_of,
-)
+from wal3_core.spark.planning import LOGS_PLANNED_AT_ONCE, Runs, manifest_unless_vacant, plan_log, read_runs, tasks_of
 from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, apply_filter, split_options
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.stream import LogStreamReader
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from wal3_core.spark.tasks import LogPiece
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.spark.jobs import LogPiece
 
 
 class LogDataSource(DataSource):
@@ -58,7 +49,6 @@ class LogDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that ``format`` takes."""
         return "wal3"
 
     def schema(self) -> StructType:
@@ -68,23 +58,19 @@ class LogDataSource(DataSource):
         return spark_schema(ReadRequest.from_options(of_read).columns or COLUMNS)
 
     def reader(self, schema: StructType) -> LogSourceReader:
-        """Return the reader of the schema's columns."""
         request = ReadRequest.from_options(self.options)
         _check_columns(request, schema)
         return (FilteringReader if request.push_filters else LogSourceReader)(request, schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream of the schema's columns."""
         request = StreamRequest.from_options(self.options)
         _check_columns(request.reading, schema)
         return LogStreamReader(request, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogSinkWriter:  # noqa: FBT001 - Spark's signature
-        """Return the writer of a DataFrame's rows."""
         return LogSinkWriter(WriteRequest.from_options(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamSinkWriter:  # noqa: FBT001, N802 - as writer
-        """Return the writer of a stream's rows."""
         return LogStreamSinkWriter(WriteRequest.from_options(self.options, schema, overwrite=overwrite, streaming=True))
 
 
@@ -144,7 +130,6 @@ class LogSourceReader(DataSourceReader):
         return [log for log in logs if self._bounds.wants(log)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's records, verified unless asked not to; an error names the fragment."""
         assert isinstance(partition, Runs), partition
         return read_runs(self._request, self._schema, partition, self._bounds.timestamps_us)
 

@@ -1,26 +1,20 @@
 """``spark.readStream.format("wal3")``: logs as a stream, each record once into a sink with a checkpoint.
 
-Options are those of the batch read that say what to read (``store``; ``log``, ``logs`` or ``prefix``; ``columns``,
-``verify``, ``partitions``, ``partition_bytes``) and ``start`` (``beginning`` or ``end``, of a stream without a
-checkpoint), ``maxRecordsPerTrigger``, ``failOnDataLoss`` (true), and ``cursor``. The offsets in the checkpoint name
-each log's life, where the stream began in it, and the next offset; and which logs were asked for. New logs under the
-prefix are found at each trigger and read from their beginning, whatever ``start`` says; a sealed log's
-successor is read, too.
-
-With ``cursor``, the cursor of that name in each log keeps from collection what the stream has not read, and is moved
-when Spark has committed a batch. It is a follower: the checkpoint says where the stream is.
-
+docs/spark.md describes the options. The offsets in the checkpoint name each log's life, where the stream began in it,
+and the next offset; and which logs were asked for. The option ``cursor`` names followers: the checkpoint says where the
+stream is.
 Spark keeps one reader in a process of its own for as long as a query runs, and makes others for its tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from wal3_core.errors import (
     CorruptError,
@@ -32,41 +26,23 @@ from wal3_core.errors import (
 )
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.format.cursor import Owner
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import LOG_ID, LogId
 from wal3_core.format.position import LogPosition
-from wal3_core.format.strict_json import INTEGER, SET, Fields, Member, Stored
+from wal3_core.format.strict_json import INTEGER, SET, Fields, JsonObject, Stored, member
 from wal3_core.log.read.following import destroyed
 from wal3_core.options import Limits
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.planning import (
-    LOGS_PLANNED_AT_ONCE,
-    Runs,
-    manifest_unless_vacant,
-    plan_log,
-    read_runs,
-    reader_of,
-    tasks_of,
-)
-from wal3_core.spark.requests import BEGINNING, EVERYTHING, Bounds, Span
-from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.spark.jobs import LogPiece, reader_of
+from wal3_core.spark.planning import LOGS_PLANNED_AT_ONCE, Runs, manifest_unless_vacant, plan_log, read_runs, tasks_of
+from wal3_core.spark.requests import BEGINNING, EVERYTHING, Bounds, Span, StreamRequest
+from wal3_core.store.documents.cursor_store import CursorStore, Witness
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.spark.requests import StreamRequest
-    from wal3_core.spark.tasks import LogPiece
-    from wal3_core.store.documents.cursor_store import Witness
-    from wal3_core.store.object_store import ObjectStore
-
-    OffsetJson = dict[str, JsonObject]
 
 _SELECTION = ""
 
@@ -124,10 +100,10 @@ class Reached(Stored):
     offset: int
     initial: bool = False
     MEMBERS = (
-        Member("id", LOG_ID, "log_id"),
-        Member("first", INTEGER),
-        Member("offset", INTEGER),
-        Member("initial", SET, default=False),
+        member("id", LOG_ID, "log_id"),
+        member("first", INTEGER),
+        member("offset", INTEGER),
+        member("initial", SET, default=False),
     )
 
     def check_stored(self, what: str) -> None:
@@ -137,7 +113,7 @@ class Reached(Stored):
             raise CorruptError(message)
 
 
-def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = None) -> OffsetJson:
+def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = None) -> dict[str, JsonObject]:
     """Encode the places of all logs, and what the stream was asked for; equal places give equal text."""
     selected = {} if selection is None or not places else {_SELECTION: selection.to_json()}
     return selected | {log: places[log].to_json() for log in sorted(places)}
@@ -271,7 +247,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(to_json(places, self._selection))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit of a batch."""
         count = self._request.records_max
         return ReadAllAvailable() if count is None else ReadMaxRows(count)
 
@@ -304,11 +279,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Refuse a checkpoint of other logs, which the stream would read on."""
         known = selection_of(start)
         if known is not None and not known.is_within(self._selection):
-            message = (
+            raise InvalidRequestError(
                 f"stream: expected {known}, of which its checkpoint is, or more logs than that, found"
                 f" {self._selection}: it would read the others, too: start it with a new checkpoint"
             )
-            raise InvalidRequestError(message)
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """Cut a batch into tasks: those of a batch read of the same records."""
@@ -342,7 +316,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_log(store, log, manifest, bounds[log])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's records, verified unless asked not to; an error names the fragment."""
         assert isinstance(partition, Runs), partition
         return read_runs(self._request.reading, self._schema, partition, EVERYTHING)
 
@@ -397,12 +370,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset, first = manifest.next.position.offset, manifest.first.position.offset
         if known is not None and known.log_id != manifest.log_id:
             if self._request.fail_on_loss:
-                message = (
+                raise LogReplacedError(
                     f"log {log}: expected log {known.log_id}, of which the stream has read up to offset {known.offset},"
                     f" found log {manifest.log_id} under its name: it was destroyed and created again, or restored:"
                     f" {_GO_ON}"
                 )
-                raise LogReplacedError(message)
             known = None
         if known is not None and known.offset < first:
             self._check_loss(log, known.offset, first)
@@ -419,22 +391,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_loss(self, log: str, begin: int, first: int) -> None:
         if self._request.fail_on_loss:
-            message = (
+            raise GarbageCollectedError(
                 f"log {log}: expected the records from offset {begin} on, where the stream is, found those below"
                 f" {first} collected: {_GO_ON}; the option cursor keeps them from collection"
             )
-            raise GarbageCollectedError(message)
 
 
 def _check_reaches(log: str, offset: int, manifest: Manifest) -> None:
     """Refuse a log that ends before where the stream is, or a batch ends: it would not read what comes there next."""
     end = manifest.next.position.offset
     if offset > end:
-        message = (
+        raise CorruptError(
             f"log {log}: expected records up to offset {offset}, which the stream has read, found its end at"
             f" {end}: an older state of it was restored: start the stream with a new checkpoint"
         )
-        raise CorruptError(message)
 
 
 def _capped(

@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.compaction.retried import Retried
+from wal3_core.compaction.reports import Retried
 from wal3_core.errors import LogError, LogReplacedError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CURSOR_FOLDER, MANIFEST, LogId, check_log_name
 from wal3_core.format.setsum import EMPTY, Setsum
-from wal3_core.format.snapshot import SnapshotPointer
-from wal3_core.log.read.reader import LogReader
+from wal3_core.format.snapshot import Pointer, SnapshotPointer
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.log.read.scrub import Problem, ScrubReport, cursor_problems, pruned_where_gaps, still_named
-from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.jobs import JobResults, cores, run_tasks
-from wal3_core.spark.requests import check_shared
-from wal3_core.spark.tasks import (
+from wal3_core.spark.jobs import (
+    TASK_BYTES,
+    JobResults,
     LogPiece,
     Result,
+    cores,
     count_pieces,
     cut,
     from_text,
@@ -38,20 +40,19 @@ from wal3_core.spark.tasks import (
     in_batches,
     pieces_of,
     pointer_of,
+    reader_of,
+    run_tasks,
     to_text,
 )
+from wal3_core.spark.requests import check_shared
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.log.read.reader import LogReader
 
     # The result of reading one object of a log: sound without an error.
     _Read = tuple[str, Pointer, LogError | None]
@@ -84,7 +85,7 @@ def plan_log(store: ObjectStore, log: str) -> VerifyPlan:
 
 
 def _read(store: ObjectStore, log: str) -> VerifyPlan:
-    manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
+    manifest = reader_of(store, log).manifest()
     try:
         problems = tuple(cursor_problems(store, log, shared_runtime(), manifest))
     except StoreDeniedError as error:
@@ -167,17 +168,17 @@ def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterato
 
 
 def _read_back(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[_Read]:
-    store, runtime = open_store(store_url), shared_runtime()
+    store = open_store(store_url)
 
     def work() -> Iterator[Callable[[], _Read]]:
         for batch in batches:
             for log, text in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True):
                 fields = from_text(text, f"log {log}: piece")
                 log_id, opened = LogId(fields.string("log_id")), fields.flag("opened")
-                reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
+                reader = reader_of(store, log, log_id)
                 yield from _expanded(reader, log, pointer_of(fields.object("pointer")), opened=opened)
 
-    return map_ahead(runtime, operator.call, work(), count=_FETCHES_AHEAD)
+    return map_ahead(shared_runtime(), operator.call, work(), count=_FETCHES_AHEAD)
 
 
 def _expanded(reader: LogReader, log: str, pointer: Pointer, *, opened: bool = False) -> Iterator[Callable[[], _Read]]:
@@ -197,14 +198,12 @@ def _fetched(reader: LogReader, log: str, pointer: FragmentPointer) -> _Read:
     return log, pointer, found if isinstance(found, LogError) else None
 
 
-# A task's bytes, by default: about those of a snapshot of full fragments.
-PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
 
 
 def verify_logs(
-    spark: SparkSession, store_url: str, logs: Sequence[str], *, partition_bytes: int = PARTITION_BYTES
+    spark: SparkSession, store_url: str, logs: Sequence[str], *, partition_bytes: int = TASK_BYTES
 ) -> JobResults[ScrubReport]:
     """Read whole logs back, all of them in one job; return what ``scrub`` returns for each, in the order given.
 
@@ -252,47 +251,40 @@ def work_of(numbered: Iterable[tuple[int, LogPiece]]) -> Iterator[tuple[int, str
 
 def _report(store: ObjectStore, plan: VerifyPlan, totals: ReadSums) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
-    bad = totals.bad
-    rechecked = _recheck_missing(store, plan, [one for one in bad if one.missing])
-    if rechecked is None:
-        return None
-    gone = [one for one in bad if one.missing and one not in rechecked]
-    reported = sorted((one for one in bad if one not in gone), key=lambda one: one.start)
-    problems = [*(Problem(one.path, one.problem) for one in reported), *plan.problems]
     manifest = plan.manifest
-    if manifest is not None and not problems and not gone:
+    if manifest is None:
+        return ScrubReport(log=plan.log, problems=plan.problems)
+    missing = [one for one in totals.bad if one.missing]
+    lost = try_log(partial(_recheck, reader_of(store, plan.log, manifest.log_id)), missing) if missing else []
+    if lost is None or isinstance(lost, LogError):
+        # Objects were replaced, or the log was damaged or destroyed since it was planned: the next round reports it.
+        return None
+    gone = [one for one in missing if one not in lost]
+    reported = sorted((one for one in totals.bad if one not in gone), key=lambda one: one.start)
+    problems = [*(Problem(one.path, one.problem) for one in reported), *plan.problems]
+    if not problems and not gone:
         problems += _imbalances(manifest, totals)
-    end = 0 if manifest is None else manifest.next.position.offset
+    end = manifest.next.position.offset
     return ScrubReport(
         log=plan.log,
-        log_id="" if manifest is None else manifest.log_id,
-        setsum=(EMPTY if manifest is None else manifest.setsum).hexdigest(),
+        log_id=manifest.log_id,
+        setsum=manifest.setsum.hexdigest(),
         num_records=totals.num_records,
         num_bytes=totals.num_bytes,
         num_fragments=totals.num_fragments,
         num_snapshots=totals.num_snapshots,
         problems=tuple(problems),
-        first_offset=0 if manifest is None else manifest.first.position.offset,
+        first_offset=manifest.first.position.offset,
         next_offset=end,
         end_offset=end,
         found=totals.setsum.hexdigest(),
-        covered=None if manifest is None or gone else (totals.setsum + manifest.pruned).hexdigest(),
-        pruned=None if manifest is None else pruned_where_gaps(manifest),
+        covered=None if gone else (totals.setsum + manifest.pruned).hexdigest(),
+        pruned=pruned_where_gaps(manifest),
     )
 
 
-def _recheck_missing(store: ObjectStore, plan: VerifyPlan, missing: Sequence[BadObject]) -> list[BadObject] | None:
-    """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
-    if not missing or plan.manifest is None:
-        return []
-    log_id = plan.manifest.log_id
-    reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
-    rechecked = try_log(partial(_recheck, reader), missing)
-    # The log was damaged or destroyed since it was planned: the next round reports it.
-    return None if isinstance(rechecked, LogError) else rechecked
-
-
 def _recheck(reader: LogReader, missing: Sequence[BadObject]) -> list[BadObject] | None:
+    """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
     newest = reader.manifest()
     lost = [one for one in missing if still_named(reader, newest, one.path, one.start, one.limit)]
     first = newest.first.position.offset

@@ -6,19 +6,21 @@ Works in a folder of its own, and removes it. Source: docs/protocol.md, "Object 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError, UnsuitableStoreError
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.format.vacancy import manifest_or_vacancy
 from wal3_core.options import UNROLLED_POINTERS, RetryOptions
-from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, later, shared_runtime
 from wal3_core.store.object_store import (
     Done,
     Etag,
@@ -34,11 +36,6 @@ from wal3_core.store.object_store import (
 from wal3_core.store.open_store import open_store
 from wal3_core.store.retrying import attempts, for_store, with_retries, within
 from wal3_core.store.store_urls import options_of_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.format.strict_json import JsonObject
 
 T = TypeVar("T")
 
@@ -81,11 +78,11 @@ class DoctorReport:
 
     url: str
     checks: tuple[Check, ...]
-    put_us: int
-    get_us: int
-    cas_us: int
-    clock_difference_us: int
-    advice: tuple[str, ...]
+    put_us: int = 0
+    get_us: int = 0
+    cas_us: int = 0
+    clock_difference_us: int = 0
+    advice: tuple[str, ...] = ()
 
     @property
     def suitable(self) -> bool:
@@ -113,9 +110,7 @@ def examine(
         examination.reach()
     except UnsuitableStoreError as error:
         check = Check("an object is created", passed=False, found=str(error))
-        return DoctorReport(
-            url=store.url, checks=(check,), put_us=0, get_us=0, cas_us=0, clock_difference_us=0, advice=()
-        )
+        return DoctorReport(url=store.url, checks=(check,))
     try:
         report = examination.run(store, folder)
     except BaseException:
@@ -416,24 +411,12 @@ class _Examination:
         return done
 
     def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
-        futures = [self._start(task) for task in tasks]
+        futures = [later(self._runtime, task, share_of(self._store)) for task in tasks]
         for future in futures:
             # All end before an error is raised: none must write after the cleaning.
             with contextlib.suppress(LogError):
                 self._runtime.wait(future)
         return [self._runtime.wait(future) for future in futures]
-
-    def _start(self, task: Callable[[], T]) -> Outcome[T]:
-        future: Outcome[T] = Outcome()
-
-        def run() -> None:
-            try:
-                future.set_result(task())
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-                future.set_exception(error)
-
-        self._runtime.spawn(run, share=share_of(self._store))
-        return future
 
     def _measure(self, replace: Callable[[str, bytes, Etag], PutOutcome]) -> tuple[int, int, int]:
         """Return the medians of a create, a read and a swap."""

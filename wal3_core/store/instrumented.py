@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
+from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import STORE, WAITING
 from wal3_core.runtime.observer import RequestEnd
 from wal3_core.runtime.threads import LATE_S, WATCH
-from wal3_core.store.object_store import WRITES, Refused, StoreWrapper, Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
+from wal3_core.store.object_store import WRITES, ObjectMeta, ObjectStore, Refused, StoreWrapper, Unknown
 
 T = TypeVar("T")
 

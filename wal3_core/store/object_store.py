@@ -10,21 +10,17 @@ Source: docs/protocol.md, "Object store contract".
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol, TypeVar
+from typing import NewType, Protocol, TypeVar
 from urllib.parse import urlencode
 
-from wal3_core.arguments import optional, with_methods
+from wal3_core.arguments import Check, optional, with_methods
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.format.paths import CLOCK, check_log_name, given_log_id
+from wal3_core.runtime import Runtime
 from wal3_core.store.store_urls import TUNING_OPTIONS, named_in
 from wal3_core.workers import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from wal3_core.arguments import Check
-    from wal3_core.runtime import Runtime
 
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
@@ -249,10 +245,7 @@ def share_of(store: ObjectStore) -> Share:
 
 
 def log_store(store: ObjectStore, log: str) -> ObjectStore:
-    """Return the store of one log's folder: its manifest and its lives.
-
-    InvalidRequestError for a name that no log can have.
-    """
+    """Return the store of one log's folder; InvalidRequestError for a name that no log can have."""
     a_store(store, "store")
     return FolderStore(store, f"{check_log_name(log)}/")
 
@@ -272,16 +265,14 @@ def object_url(store: ObjectStore, path: str) -> str:
 def check_length(store: ObjectStore, path: str, length: int, length_max: int | None) -> None:
     """Raise CorruptError for an object that is longer than its reader allows."""
     if length_max is not None and length > length_max:
-        message = f"{object_url(store, path)}: expected at most {length_max} bytes, found {length}"
-        raise CorruptError(message)
+        raise CorruptError(f"{object_url(store, path)}: expected at most {length_max} bytes, found {length}")
 
 
 def check_path(path: str) -> str:
     """Assert that a path is relative, without empty or dotted parts: paths are made or checked in format/paths.py."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        message = f"path {path!r}: expected relative parts joined by /"
-        raise AssertionError(message)
+        raise AssertionError(f"path {path!r}: expected relative parts joined by /")
     return path
 
 
@@ -312,6 +303,5 @@ def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
         store.create(CLOCK, data)
     written = store.head(CLOCK)
     if written is None:
-        message = f"log {store.url}: {CLOCK} could not be written to learn the store's time"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {store.url}: {CLOCK} could not be written to learn the store's time")
     return written.last_modified_us

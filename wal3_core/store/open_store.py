@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote_to_bytes
@@ -21,8 +22,6 @@ from wal3_core.store.rate_limits import Throttle, ThrottledStore
 from wal3_core.store.store_urls import options_of_url, split_store_url, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import boto3
 
     from wal3_core.store.backends.remote import RemoteStore
@@ -73,17 +72,15 @@ def open_store(
         return InstrumentedStore(_local_store(url, parts, options, runtime), runtime)
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
         return _remote_store(parts, options, session, runtime)
-    message = (
+    raise InvalidRequestError(
         f"store URL: expected file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
         f" or memory:name, found {without_secrets(url)!r}"
     )
-    raise InvalidRequestError(message)
 
 
 def _local_store(url: str, parts: SplitResult, options: Mapping[str, str], runtime: Runtime) -> LocalStore:
     if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
-        message = f"store URL: expected file:///absolute/path, found {url!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"store URL: expected file:///absolute/path, found {url!r}")
     waits_s = _seconds(options.get("lock_wait_s", str(LOCK_WAIT_S_MAX)), url)
     # A directory's name is bytes, not necessarily UTF-8.
     root = Path(os.fsdecode(unquote_to_bytes(parts.path)))
@@ -154,5 +151,4 @@ def _opened(
         if error.name not in {"boto3", "botocore", "obstore"}:
             raise
         address = parts._replace(query="").geturl()
-        message = f"store {address}: {missing(error.name, parts.scheme)}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"store {address}: {missing(error.name, parts.scheme)}") from error

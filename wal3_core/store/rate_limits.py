@@ -18,21 +18,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.runtime import Outcome
+from wal3_core.runtime import Outcome, Runtime
 from wal3_core.runtime.loggers import STORE, Seldom
-from wal3_core.store.object_store import Done, StoreWrapper, Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import Buffer, ObjectMeta, ObjectStore, PutOutcome
+from wal3_core.store.object_store import Buffer, Done, ObjectMeta, ObjectStore, PutOutcome, StoreWrapper, Unknown
 
 # The share of the rate that first tries can use.
 _FIRST_TRIES = 0.9
@@ -276,11 +271,10 @@ class Throttle:
                 waiter.woken = Outcome()
             with suppress(TimeoutError):
                 self._runtime.wait(waiter.woken, pause_s)
-        message = (
+        raise UnavailableError(
             f"store {self._place}: throttled: {self.kind} are limited to {round(self._buckets.rate_per_s, 3):g} a"
             f" second, and this request was not sent in time"
         )
-        raise UnavailableError(message)
 
     def _grant(self, now_s: float) -> None:
         """Let those pass that can, and wake the first of those that cannot."""

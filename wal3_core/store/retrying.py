@@ -6,21 +6,16 @@ deletes are sent once: only the protocol knows what a repeated one means.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
-from wal3_core.options import TIMEOUT_S, RetryOptions
+from wal3_core.options import TIMEOUT_S, RetryOptions, WriterOptions
+from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import STORE
-from wal3_core.store.object_store import WRITES, StoreWrapper
+from wal3_core.store.object_store import WRITES, ObjectMeta, ObjectStore, StoreWrapper
 from wal3_core.store.store_urls import named_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 T = TypeVar("T")
 

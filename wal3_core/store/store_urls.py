@@ -40,8 +40,7 @@ def split_store_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        message = f"store URL: expected a valid URL, found {shown!r} ({error})"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"store URL: expected a valid URL, found {shown!r} ({error})") from error
     if "@" in parts.netloc or (":" in parts.netloc and "@" in parts.path):
         raise InvalidRequestError(f"store URL: {NO_SECRETS}, found some before the @ of {shown!r}")
     if parts.fragment or _CONTROL.search(url):

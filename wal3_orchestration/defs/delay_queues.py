@@ -7,33 +7,27 @@ check's failure is posted by the run that finds it. An error of one log hides no
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dagster import AssetObservation, MetadataValue, SensorEvaluationContext, SensorResult
 
-from wal3_core import InvalidRequestError, LogError, LogNotFoundError, read_queue_stats
+from wal3_core import InvalidRequestError, LogError, LogNotFoundError, QueueStats, read_queue_stats
 from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.assets import LogAsset, LogJob, request_runs
-from wal3_orchestration.framework.checks import judged, log_check
+from wal3_orchestration.framework.checks import Value, judged, log_check
 from wal3_orchestration.framework.log_records import LogRecords
 from wal3_orchestration.framework.recorder import IDLE, PLOTTED_LOGS_MAX, LogResult, Recorder, fingerprint
 from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.scope import StoreScope
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import LogState, UnreadableLog, map_logs, open_known, read_states
 from wal3_orchestration.framework.triggers import LogSensor, SensorCursor, Workflow, next_attempts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from wal3_core import QueueStats
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.framework.scope import StoreScope
-    from wal3_orchestration.framework.step import Step
-    from wal3_orchestration.resources import CollectionResource
+from wal3_orchestration.resources import CollectionResource
 
 QUEUE = "delay_queue"
 # Queues that are read at once; each takes memory for its index.

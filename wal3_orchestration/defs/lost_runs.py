@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING
 
-from dagster import DagsterRunStatus, RunsFilter, SensorEvaluationContext, SensorResult
+from dagster import DagsterRun, DagsterRunStatus, RunsFilter, SensorEvaluationContext, SensorResult
 
 from wal3_orchestration.defs.alerts import is_of
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.triggers import LogSensor, Workflow
-
-if TYPE_CHECKING:
-    from dagster import DagsterRun
-
-    from wal3_orchestration.framework.scope import StoreScope
 
 # Where Dagster's launcher says which server has the run.
 SERVER_TAG = ".dagster/grpc_info"

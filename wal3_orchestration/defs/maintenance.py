@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+
+from dagster import RunRequest
 
 from wal3_orchestration.defs.garbage_collection.assets import PLANNED, PRUNED
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.snapshot_compaction import COMPACTED
 from wal3_orchestration.framework.assets import LogJob, request_runs
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.triggers import Workflow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dagster import RunRequest
-
-    from wal3_orchestration.framework.scope import StoreScope
 
 # One run, because Dagster keeps some 0.2 MB for each, whatever it does. Neither half waits for the other.
 MAINTENANCE = LogJob(

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+
+from dagster import SensorEvaluationContext, SensorResult
 
 from wal3_core.errors import LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.tree.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.assets import LogAsset, LogJob
+from wal3_orchestration.framework.checks import Value
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder
 from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.scope import StoreScope
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSchedule, LogSensor, Workflow, go_over_logs
-
-if TYPE_CHECKING:
-    from dagster import SensorEvaluationContext, SensorResult
-
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.framework.scope import StoreScope
-    from wal3_orchestration.framework.step import Step
 
 # Repacking one log is work enough for a run.
 RUNS_OF_ONE_LOG_MAX = 16

@@ -6,35 +6,30 @@ takes longer to start than they take to read. Both report the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dagster import FreshnessPolicy, MetadataValue
 
 from wal3_core import LogError, LogReplacedError, ScrubReport, scrub
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.format.paths import MANIFEST
+from wal3_core.format.snapshot import Pointer
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, place_of_object
 from wal3_core.options import UNLIMITED
 from wal3_core.spark.verify import verify_logs
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.assets import LogAsset, LogJob
-from wal3_orchestration.framework.checks import log_check
+from wal3_orchestration.framework.checks import CheckResult, Value, log_check
 from wal3_orchestration.framework.recorder import LogResult, Recorder
 from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSchedule, Workflow
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.checks import CheckResult, Value
-    from wal3_orchestration.framework.step import Step
 
 Ranges = dict[str, tuple[int, int]]
 

@@ -6,18 +6,15 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dagster import DagsterInstance
 
 from wal3_core import InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def create_databases(home: Path) -> None:
@@ -140,8 +137,7 @@ def quoted(value: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     if _UNQUOTABLE.search(value):
-        message = f"expected a value without quotes, $, %, `, \\ and line breaks, found {value!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"expected a value without quotes, $, %, `, \\ and line breaks, found {value!r}")
     return f'"{value}"'
 
 

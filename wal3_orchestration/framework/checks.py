@@ -6,26 +6,27 @@ with thousands of logs the pages that show them no longer open.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec, MetadataValue
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    JsonMetadataValue,
+    MetadataValue,
+    TimestampMetadataValue,
+)
 
-from wal3_orchestration.framework.runbook import command, find_remedy, link, remedy
+from wal3_core.compaction.reports import Retried
+from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
+from wal3_orchestration.framework.runbook import Section, command, find_remedy, link, remedy
+from wal3_orchestration.framework.scope import StoreScope
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from dagster import JsonMetadataValue, TimestampMetadataValue
-
-    from wal3_core.compaction.retried import Retried
-    from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
-    from wal3_orchestration.framework.runbook import Section
-    from wal3_orchestration.framework.scope import StoreScope
-
-    Value = bool | int | float | str | JsonMetadataValue | TimestampMetadataValue
-    # Takes what a step found of a log, and the limits; returns what is wrong with it, or None.
-    Judge = Callable[[Any, Any], str | None]
+Value = bool | int | float | str | JsonMetadataValue | TimestampMetadataValue
+# Takes what a step found of a log, and the limits; returns what is wrong with it, or None.
+Judge = Callable[[Any, Any], str | None]
 
 # The logs that a check found bad in its own run, as its metadata names them.
 FOUND = "found"

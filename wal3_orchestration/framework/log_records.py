@@ -7,15 +7,13 @@ it. One value per log and asset, so that two runs over different logs never over
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dagster import DagsterInstance
 
-    from dagster import DagsterInstance
-
-    from wal3_orchestration.framework.scope import StoreScope
+from wal3_orchestration.framework.scope import StoreScope
 
 _KEY = "wal3/log"
 # Below the number of variables that a statement of any SQLite may have.

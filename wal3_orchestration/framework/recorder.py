@@ -14,41 +14,44 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetKey,
     AssetMaterialization,
     AssetObservation,
     AssetRecordsFilter,
+    DagsterInstance,
     DataVersion,
+    EventLogRecord,
     MaterializeResult,
     MetadataValue,
     Output,
 )
 
-from wal3_core.errors import UnavailableError
+from wal3_core.compaction.reports import Retried
+from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.framework.checks import CheckFindings, evaluate, retried_metadata, table
+from wal3_orchestration.framework.checks import (
+    CheckFindings,
+    CheckResult,
+    LogCheck,
+    Value,
+    evaluate,
+    retried_metadata,
+    table,
+)
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.framework.runbook import address, command
+from wal3_orchestration.framework.runbook import Section, address, command
 from wal3_orchestration.framework.scope import REASON_TAG, ROLLED_UP
-from wal3_orchestration.framework.step import Failures, slices
+from wal3_orchestration.framework.step import Failures, Step, slices
 from wal3_orchestration.framework.store import read_states, require_few_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from dagster import AssetKey, DagsterInstance, EventLogRecord
-
-    from wal3_core.compaction.retried import Retried
-    from wal3_core.errors import LogError
-    from wal3_orchestration.framework.checks import CheckResult, LogCheck, Value
-    from wal3_orchestration.framework.runbook import Section
-    from wal3_orchestration.framework.step import Step
-
     Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
 
 # What a sweep's event of a log begins with, before the id of the run.

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from dagster import MetadataValue, TextMetadataValue, UrlMetadataValue
 
 from wal3_core.format.paths import DIRTY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wal3_orchestration.framework.scope import StoreScope
+from wal3_orchestration.framework.scope import StoreScope
 
 # Names of cursors have no other characters.
 _CURSOR_NAMED = re.compile(r"\bcursor/([A-Za-z0-9_-]+)\.json")

@@ -7,21 +7,24 @@ that has one store and nothing else. A log's name is its partition's key, the ``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster import AssetKey, DynamicPartitionsDefinition
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    DagsterInstance,
+    DynamicPartitionsDefinition,
+    OpExecutionContext,
+    SensorEvaluationContext,
+)
+from dagster_pyspark import LazyPySparkResource
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 
-    from dagster import AssetExecutionContext, DagsterInstance, OpExecutionContext, SensorEvaluationContext
-    from dagster_pyspark import LazyPySparkResource
-
-    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
-
-    # What Dagster hands to a step or a tick.
-    Context = AssetExecutionContext | OpExecutionContext | SensorEvaluationContext
+# What Dagster hands to a step or a tick.
+Context = AssetExecutionContext | OpExecutionContext | SensorEvaluationContext
 
 LOGS_NAME = "log"
 OWNERS = ("team:wal3",)

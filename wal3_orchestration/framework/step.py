@@ -11,31 +11,34 @@ raises a Failure, whose description is what the run shows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dagster import Backoff, Failure, Jitter, RetryPolicy, RetryRequested
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    Backoff,
+    DagsterInstance,
+    Failure,
+    Jitter,
+    OpExecutionContext,
+    RetryPolicy,
+    RetryRequested,
+)
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
+from wal3_core.compaction.reports import Retried
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError, UnsuitableStoreError
-from wal3_orchestration.framework.log_records import LogRecords
+from wal3_core.fleet.outcomes import Refusal
+from wal3_core.spark.jobs import JobResults
+from wal3_core.store.object_store import ObjectStore
+from wal3_orchestration.framework.log_records import LogRecord, LogRecords
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.store import map_logs, open_known
-from wal3_orchestration.resources import spark_session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from dagster import AssetExecutionContext, AssetKey, DagsterInstance, OpExecutionContext
-    from pyspark.sql import SparkSession
-
-    from wal3_core.compaction.retried import Retried
-    from wal3_core.fleet.outcomes import Refusal
-    from wal3_core.spark.jobs import JobResults
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.log_records import LogRecord
-    from wal3_orchestration.framework.scope import StoreScope
-    from wal3_orchestration.resources import CollectionResource
+from wal3_orchestration.resources import CollectionResource, spark_session
 
 T = TypeVar("T")
 LOGS_FIELD = "logs"

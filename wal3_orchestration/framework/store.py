@@ -8,35 +8,29 @@ nothing is changed until an operator accepts it (`accept_store_job` in defs/disc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dagster import Failure, MetadataValue, SensorEvaluationContext, TimestampMetadataValue
+from dagster import DagsterInstance, Failure, MetadataValue, SensorEvaluationContext, TimestampMetadataValue
 
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.outcomes import try_log
+from wal3_core.format.cursor import Cursor
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import check_log_name
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore, lost_manifest
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.store.retrying import timeout_s_of, with_retries
 from wal3_orchestration.framework.runbook import Section, address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from dagster import DagsterInstance
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.scope import Context, StoreScope
-    from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.framework.scope import Context, StoreScope
+from wal3_orchestration.resources import StoreResource
 
 S = TypeVar("S")
 T = TypeVar("T")

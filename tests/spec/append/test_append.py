@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -19,6 +19,7 @@ from wal3_core import (
     InvalidRequestError,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     SealedError,
     WriterOptions,
@@ -27,13 +28,7 @@ from wal3_core.format.manifest import Seal
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 DONE_S_MAX = 30
 

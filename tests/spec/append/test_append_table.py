@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -19,18 +20,13 @@ from wal3_core import (
     KeyRequiredError,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     OverloadedError,
     Record,
     WriterOptions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 KEYS = [b"k", None, b"", b"k", None]

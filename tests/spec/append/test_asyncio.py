@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,18 +15,17 @@ from tests.stores import FaultyStore
 from wal3_core import (
     ConditionNotMetError,
     GarbageCollectedError,
+    LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     ReaderOptions,
     UnavailableError,
     seal,
 )
 from wal3_core.log.read.following import Calls
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from wal3_core import LogPosition, MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 DEADLINE_S = 20.0
 QUICK = ReaderOptions(poll_s_min=0.005, poll_s_max=0.01, retry=RetryOptions(attempts_max=3, pause_s_min=0.001))

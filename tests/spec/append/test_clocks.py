@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +21,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     PinStore,
     PolicyStore,
@@ -35,12 +36,7 @@ from wal3_core import (
 )
 from wal3_core.options import CLOCK_AHEAD_S_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LOG = "a"
 

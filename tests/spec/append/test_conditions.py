@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,15 +14,13 @@ from wal3_core import (
     InvalidRequestError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     UnknownDurabilityError,
     WriterOptions,
 )
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 OPTIONS = WriterOptions(retry=QUICK, delivery_timeout_s=0.05, batch_age_s_max=0.001)

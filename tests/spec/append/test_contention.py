@@ -7,15 +7,12 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.programs import Program
 from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 APPENDER = textwrap.dedent(
     """

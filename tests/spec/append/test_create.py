@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,15 +13,13 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    MemoryStore,
     StoreDeniedError,
     UnsuitableStoreError,
     list_logs,
     open_store,
 )
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def test_created_log_is_empty_and_starts_at_offset_one(store: ObjectStore) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter, MemoryStore, WriterOptions
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from wal3_core import LogPosition
+from wal3_core import LogPosition, LogWriter, MemoryStore, WriterOptions
 
 CALLERS = 16
 LASTS_S = 5.0

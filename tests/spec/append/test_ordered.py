@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +14,7 @@ from wal3_core import (
     HaltedError,
     InvalidRequestError,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     OverloadedError,
     UnavailableError,
@@ -22,10 +22,7 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 # One fragment per append, several in flight at a time.

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter, MemoryStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from wal3_core import LogPosition
+from wal3_core import LogPosition, LogWriter, MemoryStore
 
 # As S3 answers, in simulated time: the machine's speed has no part in it.
 ANSWER_S = {"create": 0.028, "replace": 0.058}

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import World
-from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, WriterOptions
 from wal3_core.format.paths import MANIFEST, SNAPSHOT_FOLDER
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=8)
 SHORT = WriterOptions(snapshots=TREE, retry=RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.002))

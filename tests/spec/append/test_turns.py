@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +15,7 @@ from wal3_core import (
     CursorStore,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     StoreDeniedError,
     WriterOptions,
@@ -23,12 +24,7 @@ from wal3_core import (
 )
 from wal3_core.log.write.pacing import YieldPause
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05
 # With pauses it takes dozens; without, thousands and luck.

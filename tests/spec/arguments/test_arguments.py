@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -62,11 +62,7 @@ from wal3_core.options import (
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LIMIT_S = 30
 # Many cases: some seconds.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -33,6 +33,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     Policy,
     PolicyStore,
@@ -72,12 +73,7 @@ from wal3_core.fleet.identity import store_identity
 from wal3_core.format.manifest import BYTES_MAX
 from wal3_core.format.paths import MANIFEST, life_folder
 from wal3_core.options import SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 TREE = WriterOptions(
     snapshots=SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from wal3_core import (
     CorruptError,
     InvalidRequestError,
     LogAt,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     PinStore,
     ReaderOptions,
@@ -35,11 +37,6 @@ from wal3_core.options import (
     MIB,
     expanded_bytes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core import MemoryStore
 
 # The limits scaled down, so that a fragment at both limits is made quickly.
 SCALE = 64
@@ -91,7 +88,7 @@ def test_largest_fragment_of_any_writer_is_within_the_default_limits_of_readers(
     st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=40)), st.binary(max_size=300)), min_size=1),
     st.sampled_from([1, 50, 1000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 def test_fragment_never_expands_beyond_the_bound_for_its_bytes_and_records(
     records: list[tuple[bytes | None, bytes]], times: int
 ) -> None:

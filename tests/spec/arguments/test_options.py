@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -29,9 +29,6 @@ from wal3_core.options import (
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.retrying import attempts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(

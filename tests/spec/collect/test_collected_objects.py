@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,14 +14,10 @@ from tests.world import (
     World,
     beside_the_clock,
 )
-from wal3_core import scrub
+from wal3_core import MemoryStore, scrub
 from wal3_core.log.collect.collector import Collector
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore
 
 # ---------------------------------------------------------------------- exactly those objects
 

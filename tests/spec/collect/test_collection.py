@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,24 +15,17 @@ from tests.world import (
     World,
     beside_the_clock,
 )
-from wal3_core import LogWriter, Message, UnavailableError, scrub
+from wal3_core import LogWriter, MemoryStore, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
 from wal3_core.format import strict_json
 from wal3_core.format.cursor import Owner
 from wal3_core.format.paths import CLOCK
 from wal3_core.format.position import LogPosition
 from wal3_core.format.setsum import EMPTY
-from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.planner import Plan
+from wal3_core.log.collect.collector import Collector, Plan
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.store.documents.cursor_store import CursorStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
-
+from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 # ---------------------------------------------------------------------- plan
 

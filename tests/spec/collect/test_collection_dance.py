@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, life_store
+from tests.stores import Fault, FaultyStore, life_store
 from tests.world import (
     LATER,
     LOG,
@@ -24,19 +24,13 @@ from tests.world import (
     replant,
     stride,
 )
-from wal3_core import LogWriter, WriterOptions, scrub
+from wal3_core import LogWriter, MemoryStore, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
+from wal3_core.format.garbage import Garbage
 from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stores import Fault
-    from wal3_core import MemoryStore
-    from wal3_core.format.garbage import Garbage
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def collector(store: ObjectStore) -> Collector:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -51,13 +51,7 @@ from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore, log_store
 
 # ---------------------------------------------------------------------- the collector
 

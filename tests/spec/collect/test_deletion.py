@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -35,10 +34,7 @@ from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.garbage_store import GarbageStore
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 
 def write(store: ObjectStore, garbage: Garbage) -> str:

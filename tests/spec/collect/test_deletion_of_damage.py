@@ -16,10 +16,10 @@ from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 
 def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +17,10 @@ from tests.world import (
     ClockStore,
     World,
 )
-from wal3_core import PinStore, StoreDeniedError, destroy
+from wal3_core import MemoryStore, PinStore, StoreDeniedError, destroy
 from wal3_core.format.paths import MANIFEST
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.backends.local import LocalStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wal3_core import MemoryStore
 
 
 class Full:

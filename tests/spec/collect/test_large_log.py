@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +11,13 @@ from tests.built_logs import Builder
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import World
-from wal3_core import LogError, LogReader, LogWriter
+from wal3_core import LogError, LogReader, LogWriter, MemoryStore
 from wal3_core.format.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.format.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
 from wal3_core.log.collect.collector import CollectionReport, Collector, MarkedGarbage, collect
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
 from wal3_core.store.documents.cursor_store import CursorStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
 # The tree of a writer that never rolled.

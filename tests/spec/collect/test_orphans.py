@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import CountingStore, life_store
+from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import (
     DAY_S,
     LATER,
@@ -23,19 +23,13 @@ from tests.world import (
     count_requests,
     crash,
 )
-from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
+from wal3_core import LogWriter, MemoryStore, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.stores import FaultyStore
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 WITHOUT_ORPHANS = replace(NOW, orphans_max=0)
 UNRETRIED = replace(UNROLLED, retry=replace(QUICK, attempts_max=1))

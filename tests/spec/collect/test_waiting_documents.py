@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,8 +17,9 @@ from tests.world import (
     ClockStore,
     World,
 )
-from wal3_core import PinStore
+from wal3_core import MemoryStore, PinStore
 from wal3_core.format.garbage import Garbage
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
 from wal3_core.format.pin import Pin
 from wal3_core.format.position import FragmentSeqNo
@@ -27,14 +28,7 @@ from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.pass_store import note_deleted
-from wal3_core.store.object_store import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
+from wal3_core.store.object_store import Done, ObjectMeta, ObjectStore
 
 PROMPT = replace(LATER, orphans_max=0)
 

@@ -31,7 +31,7 @@ from wal3_core import (
 from wal3_core import collect as collect_all
 from wal3_core.errors import OutdatedPlanError
 from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.references import References
+from wal3_core.log.collect.deleter import References
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.read.scrub import ScrubReport
 from wal3_core.options import RetryOptions, SnapshotOptions, WriterOptions

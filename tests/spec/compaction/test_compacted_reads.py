@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compacted_logs import compact, write_log
+from tests.compacted_logs import Timed, compact, write_log
+from tests.effort import some
 from wal3_core import AtTime, Limits, LogReader, MemoryStore, Record, open_pinned, records_across
+from wal3_core.format.position import ReadStart
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.pin_store import PinStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.compacted_logs import Timed
-    from wal3_core.format.position import ReadStart
 
 T0 = 1_000
 
@@ -86,7 +82,7 @@ def selected(records: Iterable[Record], start: ReadStart, limits: Limits) -> lis
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(st.data(), shapes())
 def test_any_read_of_a_log_with_gaps_gives_what_a_list_gives(data: st.DataObject, shape: Shaped) -> None:
     store = new_store()
@@ -112,7 +108,7 @@ def test_any_read_of_a_log_with_gaps_gives_what_a_list_gives(data: st.DataObject
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(
     shapes(),
     st.sampled_from(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tests.spec.compacting import DAY_S, LOG, append, compactor, keyed_log
 from tests.world import ClockStore, World
-from wal3_core import LogPosition
+from wal3_core import LogPosition, MemoryStore
 from wal3_core.compaction.reports import KeyCompactionPlan, choose, may_be_due
 from wal3_core.format.paths import NO_LOG
 from wal3_core.format.policy import Policy
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 
 def plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,11 +18,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.effort import some
 from tests.spec.compacting import OPTIONS, TINY
 from tests.spec.compaction_rules import Rules, WatchedStore
-from tests.stores import FaultyStore
+from tests.stores import Fault, FaultyStore
 from tests.world import DAY_S, LOG, NOW, QUICK, SMALL, Crashed, Later, World
-from wal3_core import LogReader, LogWriter, MemoryStore, Message, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, Message, Record, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import (
     CollectionRefusedError,
@@ -42,10 +44,6 @@ from wal3_core.store.documents.pin_store import PinStore
 from wal3_core.store.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.stores import Fault
-    from wal3_core import Record
     from wal3_core.compaction.reports import KeyCompactionReport
 
 KEYS = st.sampled_from([b"", b"a", b"a\0", b"ab", b"b", b"k" * 1024])
@@ -359,7 +357,7 @@ class CompactedLog(KeyedLog):
 @pytest.mark.slow
 def test_compacted_log_stays_what_its_appends_say() -> None:
     machine = settings(
-        max_examples=40,
+        max_examples=some(40),
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import LATER, ClockStore
 from wal3_core import LogAt, LogReader, LogWriter, MemoryStore, copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.dropped import DropReason
+from wal3_core.compaction.engine import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.format import parquet
 from wal3_core.format.pass_record import Replacement
@@ -31,11 +31,7 @@ from wal3_core.store.documents.manifest_store import Installed
 from wal3_core.store.documents.pass_store import PassStore
 from wal3_core.store.documents.pin_store import PinStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
+from wal3_core.store.object_store import Etag, NotModified, ObjectStore, Versioned
 
 
 class PathsStore(CountingStore):

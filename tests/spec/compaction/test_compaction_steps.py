@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +18,7 @@ from wal3_core.errors import (
     MissingError,
     StoreDeniedError,
 )
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import pass_token
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.format.snapshot import sum_setsums
@@ -28,12 +29,7 @@ from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 NEWEST = [(4, b"a", b"2"), (5, b"b", b"2"), (6, b"c", b"1")]
 

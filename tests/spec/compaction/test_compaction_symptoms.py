@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,7 +21,7 @@ from wal3_core import (
     WriterOptions,
     bootstrap,
 )
-from wal3_core.compaction import selection
+from wal3_core.compaction import scope
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.engine import LocalWork
 from wal3_core.errors import KeyCompactionRefusedError, LogReplacedError, MissingError
@@ -32,9 +31,7 @@ from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import MIB, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def grown() -> MemoryStore:
@@ -137,7 +134,7 @@ def test_log_of_more_fragments_than_a_pass_can_record_is_compacted_by_several(mo
     large = [bytes(random.Random(number).randbytes(5000)) for number in range(30)]
     append(store, *([(b"%d" % number, large[number]), (b"x%d" % number, b"1")] for number in range(30)))
     append(store, *([(b"%d" % number, None if number % 2 else b"new")] for number in range(30)), [(b"end", b"1")])
-    monkeypatch.setattr(selection, "MEMBERS_MAX", 20)
+    monkeypatch.setattr(scope, "MEMBERS_MAX", 20)
 
     passes = 0
     while (report := compactor(store).compact()).installed:
@@ -168,8 +165,8 @@ def test_fragments_that_keep_nothing_are_more_than_a_pass_can_record(
     large = [bytes(random.Random(number).randbytes(5000)) for number in range(50)]
     append(store, *([(b"%d" % number, body)] for number, body in enumerate(large)))
     append(store, [(b"%d" % number, b"new") for number in range(50)], [(b"end", b"1")])
-    monkeypatch.setattr(selection, "MEMBERS_MAX", 20)
-    monkeypatch.setattr(selection, "_FRAGMENTS_MAX", 10)
+    monkeypatch.setattr(scope, "MEMBERS_MAX", 20)
+    monkeypatch.setattr(scope, "_FRAGMENTS_MAX", 10)
 
     rewritten = []
     while (report := compactor(store).compact()).installed and len(rewritten) < 9:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,24 +16,18 @@ from tests.world import TEN_YEARS_S, World
 from wal3_core import CorruptError, LogReader, LogWriter, Message, ReaderOptions, WriterOptions
 from wal3_core.errors import MissingError
 from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_hashes import hash_keys
 from wal3_core.format.parquet import encoding
-from wal3_core.format.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text, tombstones_from
-from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.parquet.columns import TOMBSTONES, tombstones_as_text, tombstones_from
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
-from wal3_core.log.write import in_flight
+from wal3_core.log.write import appends
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import Done, log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.snapshot import Snapshot
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore, log_store
 
 LOG = "a"
 KIB = 2**10
@@ -122,7 +116,7 @@ def test_footer_longer_than_the_first_read_takes_one_more(
 ) -> None:
     # Earlier versions wrote an index of the keys if there were two records of each.
     encode, written = parquet.encode, parquet.EARLIER_KEY_METADATA[0]
-    monkeypatch.setattr(in_flight, "encode", lambda source: encode(replace(source, key_metadata=written)))
+    monkeypatch.setattr(appends, "encode", lambda source: encode(replace(source, key_metadata=written)))
     messages = [Message(bytes(9), b"%060d" % (number // 2)) for number in range(10_000)]
     [pointer] = write(memory_store, [messages])
     counting = CountingStore(memory_store)
@@ -210,7 +204,7 @@ def test_metadata_that_contradicts_the_records_is_found_by_a_whole_read(
 )
 def test_tombstone_rows_that_no_writer_wrote_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if text.count(":") == 1:
-        monkeypatch.setattr("wal3_core.format.parquet.tombstone_rows._digest", lambda _: "d")
+        monkeypatch.setattr("wal3_core.format.parquet.columns._digest", lambda _: "d")
         text += ":d"
     # Only the first text of these is right otherwise.
     if text == "0::d":

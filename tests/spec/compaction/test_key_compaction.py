@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import FaultyStore, life_store
 from tests.world import QUICK, ClockStore, World
-from wal3_core import LogReader
+from wal3_core import LogReader, MemoryStore
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.compaction.reports import may_be_due
 from wal3_core.errors import KeyCompactionRefusedError
@@ -24,10 +23,7 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def test_pass_keeps_the_newest_record_of_each_key_at_its_offset(store: ObjectStore) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -39,18 +38,15 @@ from wal3_core import (
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format.key_rollup import KeyRollup
 from wal3_core.format.paths import key_rollup_path
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.contents import ObjectKind
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
+from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.store.object_store import Done
-
-if TYPE_CHECKING:
-    from wal3_core.format.snapshot import SnapshotPointer
-    from wal3_core.options import RetryOptions
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore
 
 
 def stores_of(store: ObjectStore, log: str = LOG, retry: RetryOptions = QUICK) -> LogStores:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,12 +32,9 @@ from wal3_core import (
     seal,
 )
 from wal3_core.format.position import LogPosition
+from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.runtime import shared_runtime
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core.format.snapshot import SnapshotPointer
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 
 @pytest.fixture

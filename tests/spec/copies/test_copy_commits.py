@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from tests.stores import FaultyStore
 from tests.world import World
-from wal3_core import LogAt, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap, copy, update_copy
+from wal3_core import (
+    LogAt,
+    LogReader,
+    LogWriter,
+    MemoryStore,
+    Origin,
+    Record,
+    WriterOptions,
+    bootstrap,
+    copy,
+    update_copy,
+)
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.policy import Policy
-from wal3_core.log.maintain.copy import parts
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.maintain.copy import update as updating
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.format.fragment import FragmentPointer
 
 ONE_EACH = WriterOptions(batch_records_max=1)
 
@@ -68,8 +74,8 @@ def commits(log: MemoryStore) -> list[list[FragmentPointer]]:
 
 
 def test_update_of_records_of_one_time_is_many_commits(log: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_FRAGMENTS_PER_COMMIT", 4)
-    monkeypatch.setattr(parts, "_FRAGMENTS_OF_ONE_TIME_MAX", 6)
+    monkeypatch.setattr(updating, "_FRAGMENTS_PER_COMMIT", 4)
+    monkeypatch.setattr(updating, "_FRAGMENTS_OF_ONE_TIME_MAX", 6)
     append(log, 5)
     stage(log, 10)
     append(log, 20)
@@ -87,7 +93,7 @@ def test_append_that_a_pass_has_joined_with_others_is_copied_in_one_commit(
     log: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_FRAGMENTS_PER_COMMIT", "_FRAGMENTS_OF_ONE_TIME_MAX"):
-        monkeypatch.setattr(parts, name, 2)
+        monkeypatch.setattr(updating, name, 2)
     append(log, 2)
     stage(log, 5)
     append(log, 2)

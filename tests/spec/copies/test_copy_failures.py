@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,13 +32,7 @@ from wal3_core.format.manifest import Manifest
 from wal3_core.format.position import LogPosition
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore, PutOutcome
-
+from wal3_core.store.object_store import ObjectStore, PutOutcome, log_store
 
 # ---------------------------------------------------------------------- cut short
 

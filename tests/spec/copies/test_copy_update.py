@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -35,11 +35,7 @@ from wal3_core import collect as collect_all
 from wal3_core.format.cursor import Owner
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def backed_up(store: ObjectStore, count: int = 5) -> None:

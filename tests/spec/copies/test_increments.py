@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +16,11 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     Policy,
     PolicyStore,
+    Record,
     collect,
     copy,
     scrub,
@@ -27,10 +28,7 @@ from wal3_core import (
 )
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.format.policy import Cleanup
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore, Record
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def append(store: ObjectStore, count: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.spec.copying import NOW
@@ -13,16 +11,14 @@ from tests.world import Crashed, World
 from wal3_core import (
     InvalidRequestError,
     LogWriter,
+    MemoryStore,
     PinStore,
     UnavailableError,
     pinned_records,
 )
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
 from wal3_core.log.collect.deleter import Deleter
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])

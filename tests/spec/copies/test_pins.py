@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.spec.copying import NOW, records
@@ -18,18 +16,16 @@ from wal3_core import (
     Limits,
     LogNotFoundError,
     LogWriter,
+    MemoryStore,
     Pin,
     PinStore,
     UnavailableError,
     pinned_records,
     seal,
 )
+from wal3_core.format.position import ReadStart
 from wal3_core.log.collect.deleter import Deleter
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.format.position import ReadStart
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def test_pin_is_created_loaded_listed_and_deleted(store: ObjectStore) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,11 +16,7 @@ from wal3_core.format.position import LogPosition
 from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.pin_store import PinStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 CONSUMERS, RECORDS, ROUNDS = 200, 400, 5
 HANDS = 8

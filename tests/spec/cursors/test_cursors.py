@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +18,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     UnavailableError,
 )
 from wal3_core.format.manifest import Boundary
@@ -26,11 +26,7 @@ from wal3_core.format.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +16,7 @@ from wal3_core import (
     LogAt,
     LogPosition,
     LogReader,
+    MemoryStore,
     PinStore,
     UnavailableError,
     collect,
@@ -25,12 +26,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ONCE = RetryOptions(attempts_max=1)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,7 @@ from tests.world import ClockStore
 from wal3_core import (
     CorruptError,
     CursorStore,
+    FragmentPointer,
     InvalidRequestError,
     LogAt,
     LogNotFoundError,
@@ -36,14 +37,8 @@ from wal3_core.format import parquet
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.maintain.repair import _EXTRA_BYTES_MAX
-from wal3_core.log.write import in_flight
-from wal3_core.store.object_store import Done
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core import FragmentPointer
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.log.write import appends
+from wal3_core.store.object_store import Done, ObjectStore
 
 A, B = "a", "b"
 
@@ -145,7 +140,7 @@ def test_fragments_of_earlier_versions_become_what_they_were(
 ) -> None:
     with monkeypatch.context() as patch:
         encode = parquet.encode
-        patch.setattr(in_flight, "encode", lambda source: encode(replace(source, key_metadata=written)))
+        patch.setattr(appends, "encode", lambda source: encode(replace(source, key_metadata=written)))
         filled(store)
     by_other_boundaries(store)
     before = data(store, A)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spec.copies.test_copy_failures import crash_at
 from tests.spec.copying import NOW, collect, data, fill, fragments, grow, records
 from tests.spec.damage.test_repair import A, B, by_copy, by_update, flip, lose, overwrite, pointers, repair, snapshots
-from tests.stores import FaultyStore
+from tests.stores import Fault, FaultyStore
 from tests.world import ClockStore, Crashed, World
 from wal3_core import (
     CursorStore,
@@ -31,11 +30,7 @@ from wal3_core import (
 from wal3_core import collect as collect_all
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.runtime import shared_runtime
-from wal3_core.store.object_store import Refused
-
-if TYPE_CHECKING:
-    from tests.stores import Fault
-    from wal3_core.store.object_store import Buffer, Etag, ObjectStore, PutOutcome
+from wal3_core.store.object_store import Buffer, Etag, ObjectStore, PutOutcome, Refused
 
 # Many cases: some ten seconds.
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -12,15 +12,10 @@ from tests.world import (
     LOG,
     World,
 )
-from wal3_core import LogWriter, scrub
+from wal3_core import LogWriter, MemoryStore, scrub
 from wal3_core.format.paths import GARBAGE_FOLDER, MANIFEST
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import install_staged
 
 
 def nothing(_: MemoryStore) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from tests.stores import Fault, FaultyStore
 from tests.world import World
-from wal3_core import ContentionError, LogWriter, UnknownDurabilityError, WriterOptions, collect
+from wal3_core import ContentionError, LogWriter, MemoryStore, UnknownDurabilityError, WriterOptions, collect
 from wal3_core.options import CollectorOptions, RetryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)

@@ -6,7 +6,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +17,7 @@ from wal3_core import (
     LogError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     OverloadedError,
     UnknownDurabilityError,
@@ -28,9 +28,6 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)

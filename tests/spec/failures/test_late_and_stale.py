@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,6 +28,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogReplacedError,
+    MemoryStore,
     PinStore,
     PolicyStore,
     StoreDeniedError,
@@ -41,12 +42,7 @@ from wal3_core.format.paths import MANIFEST
 from wal3_core.format.policy import Policy
 from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector, MarkedGarbage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +18,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     OverloadedError,
     ReaderOptions,
@@ -27,14 +30,8 @@ from wal3_core import (
 )
 from wal3_core.options import KIB, RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.retrying import RetryingStore, timeout_s_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(pause_s_min=0.001, pause_s_max=0.05)
 ONE_AT_A_TIME = WriterOptions(bytes_held_max=1)

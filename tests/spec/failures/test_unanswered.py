@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 
@@ -13,6 +14,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PolicyStore,
     Record,
     UnavailableError,
@@ -24,14 +26,9 @@ from wal3_core import (
     seal,
 )
 from wal3_core.format.paths import MANIFEST, POLICY
+from wal3_core.format.policy import Policy
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.format.policy import Policy
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 RECORDS = [Record(offset, 0, None, b"%d" % offset) for offset in (1, 2, 3)]
 

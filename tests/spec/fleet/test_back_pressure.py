@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +20,7 @@ from wal3_core import (
     InvalidRequestError,
     LogPosition,
     LogWriter,
+    MemoryStore,
     OverloadedError,
     Owner,
     Policy,
@@ -34,12 +35,7 @@ from wal3_core import (
 )
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.runtime import Observer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LIMIT = 1000
 LIMITED = FleetOptions(creates=True, unprocessed_max=LIMIT)

@@ -6,7 +6,6 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -30,14 +29,10 @@ from wal3_core import (
     destroy,
     seal,
 )
-from wal3_core.fleet.fleet import Fleet
-from wal3_core.fleet.open_logs import FleetOptions, OpenLogs
-from wal3_core.options import RetryOptions
+from wal3_core.fleet.fleet import Fleet, OpenLogs, Use
+from wal3_core.options import FleetOptions, RetryOptions
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from wal3_core.fleet.open_logs import Use
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 LIMIT_S = 30
 HASTY = WriterOptions(retry=RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01), delivery_timeout_s=0.05)

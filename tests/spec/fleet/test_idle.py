@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import _thread
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stores import CountingStore
-from wal3_core import LogReader, LogWriter
+from wal3_core import LogReader, LogWriter, MemoryStore
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 # Ending threads are counted until they have ended.
 ENDING_S_MAX = 10

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,7 @@ from wal3_core import (
     InvalidRequestError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     SealedError,
     UnavailableError,
@@ -30,13 +31,7 @@ from wal3_core.format.marker import Marker, life_of_log
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 HASTY = WriterOptions(retry=QUICK, delivery_timeout_s=0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,6 +31,7 @@ from wal3_core import (
     LogNotFoundError,
     LogPosition,
     LogWriter,
+    MemoryStore,
     Message,
     Policy,
     collect,
@@ -46,10 +46,7 @@ from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpOptions, RollUpPla
 from wal3_core.format.marker import Marker
 from wal3_core.format.paths import LogId
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 BY_CURSOR = replace(PATIENT, cursor="done")
 CENTURY_US = 100 * 365 * 24 * 3600 * 10**6

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tests.spec.rolling import ALL, DIRTY, grow, marked, read
 from tests.stores import FaultyStore
 from tests.world import World
-from wal3_core import CursorStore, LogPosition
+from wal3_core import CursorStore, LogPosition, MemoryStore
 from wal3_core.fleet.dirty.rollup import RollUp, RollUpEnd
 from wal3_core.fleet.dirty.rollup_plan import Decision
 from wal3_core.format.paths import MANIFEST
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 
 def test_cursor_beyond_the_end_of_a_restored_log_says_nothing_of_what_was_processed(memory_store: MemoryStore) -> None:

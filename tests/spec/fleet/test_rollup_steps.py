@@ -21,18 +21,16 @@ from tests.spec.rolling import (
     place_of,
     read,
 )
-from tests.stores import CountingStore, FaultyStore, life_store
+from tests.stores import CountingStore, Fault, FaultyStore, life_store
 from tests.world import NOW, Crashed, Later, World
-from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, collect, seal
+from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, MemoryStore, collect, seal
 from wal3_core.fleet.dirty.dirty_log import assigned, dirty_logs
 from wal3_core.fleet.dirty.rollup import ROLLUP, RollUp, RollUpEnd
 from wal3_core.format.paths import MANIFEST
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from tests.stores import Fault
-    from wal3_core import MemoryStore
     from wal3_core.fleet.dirty.rollup_plan import RollUpOptions
-    from wal3_core.store.object_store import ObjectStore
 
 # Many cases: some ten seconds.
 pytestmark = pytest.mark.slow

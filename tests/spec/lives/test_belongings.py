@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -40,24 +40,18 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.errors import CorruptError
+from wal3_core.format.cursor import Cursor, Extension
 from wal3_core.format.manifest import NOT_COMPACTED
 from wal3_core.format.paths import COMPACTION_FOLDER, MANIFEST, is_dropped_path
 from wal3_core.format.strict_json import with_checksum
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.options import View, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.views.feed.subscribed import Subscribed
 from wal3_core.views.keyed.keyed_consumer import extension_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.cursor import Cursor, Extension
-    from wal3_core.store.object_store import ObjectStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 OPTIONS = WriterOptions(batch_records_max=2, view=View.KEYED)

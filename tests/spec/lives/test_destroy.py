@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,18 +30,14 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.format.paths import MANIFEST, fragment_path, life_folder
+from wal3_core.format.paths import MANIFEST, LogId, fragment_path, life_folder
 from wal3_core.format.position import FragmentSeqNo, LogPosition
 from wal3_core.format.vacancy import Vacancy
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import FolderStore, log_store
-
-if TYPE_CHECKING:
-    from wal3_core.format.paths import LogId
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import FolderStore, ObjectStore, log_store
 
 FEW = WriterOptions(
     snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2),

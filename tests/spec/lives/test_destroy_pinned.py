@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +14,7 @@ from wal3_core import (
     LogAt,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     copy,
     destroy,
@@ -24,11 +25,6 @@ from wal3_core.format.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +22,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     SealedError,
     UnavailableError,
@@ -32,12 +33,7 @@ from wal3_core import (
     undo_destroy,
 )
 from wal3_core.format.manifest import BEING_DESTROYED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ANNOUNCED, SEALED = 1, 2
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.spec.seals import bodies, fill
@@ -17,6 +15,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Origin,
     SealedError,
     bootstrap,
@@ -28,11 +27,7 @@ from wal3_core import (
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import lost_manifest
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 
 def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: ObjectStore) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -43,12 +43,7 @@ from wal3_core import (
 from wal3_core.format.paths import MANIFEST, life_folder
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import FolderStore, log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import FolderStore, ObjectStore, log_store
 
 SECONDS_MAX = 30.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +19,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    MemoryStore,
     SealedError,
     UnavailableError,
     copy,
@@ -32,12 +32,7 @@ from wal3_core import (
 from wal3_core.format.manifest import Manifest
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore, log_store
 
 # ---------------------------------------------------------------------- seal
 

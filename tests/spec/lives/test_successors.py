@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Setsum,
     destroy,
     follow_across,
@@ -31,15 +31,11 @@ from wal3_core import (
 )
 from wal3_core.format.manifest import Seal
 from wal3_core.format.paths import LogId
+from wal3_core.format.position import ReadStart
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.format.position import ReadStart
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 
 def chain(store: ObjectStore) -> None:

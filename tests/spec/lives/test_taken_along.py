@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -42,17 +42,12 @@ from wal3_core import (
     seal,
     update_copy,
 )
-from wal3_core.log.maintain.copy.cursors import delete_cursor
+from wal3_core.log.maintain.copy.target import delete_cursor
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 WEEK_S = 7 * 24 * 3600
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -18,6 +17,7 @@ from wal3_core import (
     KeyRequiredError,
     LogAt,
     LogWriter,
+    MemoryStore,
     Message,
     PolicyStore,
     Record,
@@ -28,14 +28,9 @@ from wal3_core import (
     migrate,
     update_copy,
 )
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore
 
 # ------------------------------------------------------------------ the policy decides
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -15,21 +16,17 @@ from wal3_core import (
     Cleanup,
     HaltedError,
     KeyRequiredError,
+    LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     NotDurableError,
     Record,
     WriterOptions,
 )
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from wal3_core import LogPosition, MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
 # Fragments of one append each, several in flight at a time.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +19,7 @@ from wal3_core import (
     LogReader,
     LogReplacedError,
     LogWriter,
+    MemoryStore,
     Policy,
     PolicyStore,
     UnavailableError,
@@ -30,12 +31,7 @@ from wal3_core.format.position import FragmentSeqNo
 from wal3_core.log.collect.collector import Collector, NotPruned, collect
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 HOUR_S = 3600
 ALL = CollectorOptions(fraction_max=1)

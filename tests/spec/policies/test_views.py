@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -26,12 +25,9 @@ from wal3_core import (
     copy,
 )
 from wal3_core.format.paths import MANIFEST
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 ROWS = pa.table([[b"k"], [b"staged"]], schema=MESSAGE_SCHEMA)
 

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +19,7 @@ from wal3_core import (
     HaltedError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -32,9 +32,6 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.runtime.loggers import Seldom, without_secrets
 from wal3_core.store.instrumented import InstrumentedStore
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 ROOT = Path(__file__).parents[3]
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)

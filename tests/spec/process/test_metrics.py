@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +25,7 @@ from wal3_core import (
     InvalidRequestError,
     LogReader,
     LogWriter,
+    MemoryStore,
     NotDurableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -35,16 +36,12 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import SILENT, ThreadRuntime
 from wal3_core.store.instrumented import InstrumentedStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.rate_limits import Throttle
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="pip install opentelemetry-sdk")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip install opentelemetry-sdk")
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[3]
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002))

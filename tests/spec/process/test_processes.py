@@ -10,7 +10,8 @@ import sys
 import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -34,15 +35,9 @@ from wal3_core import (
 )
 from wal3_core.fleet.dirty.dirty_log import DirtyLog
 from wal3_core.fleet.fleet import Fleet
-from wal3_core.fleet.open_logs import FleetOptions
 from wal3_core.format.marker import Marker
-from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.options import FleetOptions, RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 # Snapshots from the first records on.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,6 +18,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     PinStore,
     PolicyStore,
     open_store,
@@ -30,13 +31,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.copy.copier import LogAt, copy
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
-from wal3_core.store.object_store import Done, Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import Done, ObjectStore, Refused
 
 HUGE_BYTES = 300 * 2**20
 HELD_BYTES_MAX = 2**20

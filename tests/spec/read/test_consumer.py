@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -42,9 +41,7 @@ from wal3_core import (
     collect,
 )
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 def fill_many(store: ObjectStore, log: str, count: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,6 +33,7 @@ from wal3_core import (
     LogNotFoundError,
     LogPosition,
     LogReplacedError,
+    MemoryStore,
     UnavailableError,
     create_successor,
     destroy,
@@ -41,10 +41,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.options import RetryOptions
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 FOREVER = replace(ONCE, idle_s=None)
 

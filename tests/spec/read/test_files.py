@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pandas as pd
@@ -26,11 +26,7 @@ from wal3_core import (
     open_store,
 )
 from wal3_core.options import WriterOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 Row = tuple[int, bytes | None, bytes | None]
 

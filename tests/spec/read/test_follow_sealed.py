@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +17,7 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    MemoryStore,
     Origin,
     ReaderOptions,
     bootstrap,
@@ -26,14 +27,9 @@ from wal3_core import (
     migrate,
     seal,
 )
+from wal3_core.format.position import ReadStart
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.format.position import ReadStart
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 QUICK = ReaderOptions(poll_s_min=0.01, poll_s_max=0.02)
 DEADLINE_S = 20.0

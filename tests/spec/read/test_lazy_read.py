@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,21 +29,15 @@ from wal3_core import (
     open_pinned,
     records_across,
 )
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.position import ReadStart
+from wal3_core.format.record import Record
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 # Two levels of snapshots after a few dozen fragments.
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     ReaderOptions,
     WriterOptions,
@@ -28,19 +29,13 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.format.manifest import Boundary
-from wal3_core.format.parquet.writing import file_of
+from wal3_core.format.parquet.encoding import file_of
 from wal3_core.format.paths import fragment_path
 from wal3_core.format.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 FRAGMENTS, EACH = 30, 4
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import polars as pl
@@ -21,6 +21,7 @@ from wal3_core import (
     Limits,
     LogReader,
     LogWriter,
+    MemoryStore,
     Message,
     Origin,
     PinStore,
@@ -28,12 +29,7 @@ from wal3_core import (
     bootstrap,
     open_pinned,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = tuple[int, datetime, bytes | None, bytes | None]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from tests.stores import FaultyStore, damage, life_path
 from tests.world import World
-from wal3_core import LogAt, LogReader, LogWriter, WriterOptions, copy, repair_log, update_copy
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core import LogAt, LogReader, LogWriter, MemoryStore, WriterOptions, copy, repair_log, update_copy
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.options import RetryOptions, SnapshotOptions
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=8)
 RETRY = RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.002)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stores import CountingStore, FaultyStore, life_store
 from tests.world import ClockStore, World
-from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.snapshot import Pointer, Snapshot
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.tree.rolls import build_snapshot, plan_roll
+from wal3_core.log.tree.shape import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wal3_core import MemoryStore
-    from wal3_core.format.snapshot import Pointer, Snapshot
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 # The snapshot options the log was written with, and those it is repacked to.
 BEFORE = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.stores import CountingStore, FaultyStore
-from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core import LogReader, LogWriter, MemoryStore, WriterOptions
 from wal3_core.format.manifest import Manifest
 from wal3_core.options import SnapshotOptions
 from wal3_core.store.object_store import Versioned
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,18 +31,14 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.format.cursor import Owner
 from wal3_core.format.named_append import NAMED_APPENDS_MAX
 from wal3_core.format.policy import Cleanup, Policy
+from wal3_core.format.position import LogPosition
 from wal3_core.log.collect.collector import collect
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 
 @pytest.fixture

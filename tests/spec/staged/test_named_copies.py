@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,16 +14,14 @@ from tests.stores import FaultyStore
 from tests.world import Crashed, World, crash
 from wal3_core import LogAt, LogWriter, MemoryStore, Policy, UnknownDurabilityError, copy, destroy, update_copy
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.log.maintain.copy import parts
-from wal3_core.log.write.staged.installing import install_staged
+from wal3_core.log.maintain.copy import update as updating
+from wal3_core.log.write.staged_appends import install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.log.write.staged.once import Once
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.log.write.once import Once
 
 # Of the appends by name, their rows. An update's commit of five fragments would end within tuesday's, which are four.
 ROWS = {
@@ -34,9 +33,9 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_FRAGMENTS_PER_COMMIT", 5)
+    monkeypatch.setattr(updating, "_FRAGMENTS_PER_COMMIT", 5)
     # Not by their times.
-    monkeypatch.setattr(parts, "_FRAGMENTS_OF_ONE_TIME_MAX", 5)
+    monkeypatch.setattr(updating, "_FRAGMENTS_OF_ONE_TIME_MAX", 5)
 
 
 def alone(name: str) -> Once:

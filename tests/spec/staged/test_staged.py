@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -32,16 +31,13 @@ from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyRequiredError, UnavailableError
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.log.collect.collector import collect
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, StagedFragment, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, StagedFragment, Stager, install_staged
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_records_max=3, delivery_timeout_s=0.2)

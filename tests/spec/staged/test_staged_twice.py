@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.stores import FaultyStore
 from tests.world import World
-from wal3_core import LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions
+from wal3_core import LogWriter, MemoryStore, NotDurableError, UnknownDurabilityError, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.format.cursor import Cursor, Owner
 from wal3_core.format.named_append import NAMED_APPENDS_MAX
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.format.position import LogPosition
-from wal3_core.log.write.staged.installing import install_staged
-from wal3_core.log.write.staged.once import Once
-from wal3_core.log.write.staged.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_appends import MESSAGE_SCHEMA, Stager, install_staged
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.store.object_store import log_store
-
-if TYPE_CHECKING:
-    from wal3_core import MemoryStore
 
 ONCE = Once("writer-nightly", "batch 7")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.shell.failures import Failure, InvalidFailure, again, leave
 from wal3_core.cli.shell.input import (
     PAUSE_S,
+    ByteStream,
     StopSignals,
     line_batches,
     message_of_json,
@@ -22,25 +23,14 @@ from wal3_core.cli.shell.input import (
 from wal3_core.cli.shell.output import counted, progress, report, show
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
-from wal3_core.errors import (
-    InvalidRequestError,
-    LogError,
-    NotDurableError,
-    OverloadedError,
-    UnknownDurabilityError,
-)
+from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, OverloadedError, UnknownDurabilityError
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Message
+from wal3_core.log.write.commit_results import ResumeReport
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.runtime import later, shared_runtime
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.cli.shell.input import ByteStream
-    from wal3_core.format.position import LogPosition
-    from wal3_core.format.record import Message
-    from wal3_core.log.write.commit_results import ResumeReport
-
-    Parser = Callable[[bytes], Message | None]
+Parser = Callable[[bytes], Message | None]
 
 
 @click.command()
@@ -276,7 +266,11 @@ class Appending:
             try:
                 resumed = resuming.result()
             except LogError as why:
-                return self._unknown(error, why)
+                unknown = [sent for sent, failure in self._failures if isinstance(failure, UnknownDurabilityError)]
+                return Failure(
+                    f"{self._unknown_lines(unknown)}: {error}; the log could not be read: {why};"
+                    f" read the log before appending them again"
+                )
             read_back = " (read from the log after an unanswered commit)"
             self._count_resumed(resumed)
         if not self._failures:
@@ -293,13 +287,6 @@ class Appending:
         for sent, _ in durable:
             offset += sent.messages
             self._count(sent, offset)
-
-    def _unknown(self, error: LogError, why: LogError) -> Failure:
-        unknown = [sent for sent, failure in self._failures if isinstance(failure, UnknownDurabilityError)]
-        return Failure(
-            f"{self._unknown_lines(unknown)}: {error}; the log could not be read: {why};"
-            f" read the log before appending them again"
-        )
 
     def _abandoned(self) -> Failure:
         """Say what is known of the batches sent, without waiting for more."""

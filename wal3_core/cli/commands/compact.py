@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.shell.failures import exit_unless
-from wal3_core.cli.shell.output import count, counted, print_json, progress, show_facts, show_table, size, time
+from wal3_core.cli.shell.output import count, counted, print_json, progress, show, show_facts, show_table, size, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Whole, log_argument
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.reports import KeyCompactorOptions
-
-if TYPE_CHECKING:
-    from wal3_core.compaction.receipt import Erased, Receipt
-    from wal3_core.compaction.reports import KeyCompactionReport
-    from wal3_core.compaction.verifying import Verification
+from wal3_core.compaction.reports import KeyCompactionReport
+from wal3_core.compaction.verifying import Erased, Receipt, Verification
+from wal3_core.options import KeyCompactorOptions
 
 _RECEIPT_COLUMNS = ("offset", "reason", "pass", "planned", "object")
 
@@ -68,13 +64,10 @@ def compact(  # noqa: PLR0913, PLR0917 - a command's parameters are its argument
     else:
         with progress(f"compact {log}", None) as advance:
             done = compactor.compact(limit_offset=to_offset, force=force, dry_run=dry_run, progress=advance)
-        _show_done(done, dry_run=dry_run, as_json=as_json)
+        show(lambda: _show_done(done, dry_run=dry_run), done.to_json(), as_json=as_json)
 
 
-def _show_done(done: KeyCompactionReport, *, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(done.to_json())
-        return
+def _show_done(done: KeyCompactionReport, *, dry_run: bool) -> None:
     plan = done.plan
     if plan.due is None:
         click.echo(

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from wal3_core.cli.commands.policy import describe_policy, policy_json
 from wal3_core.cli.shell.failures import exit_unless, plain
-from wal3_core.cli.shell.output import counted, print_json, progress, size, time
+from wal3_core.cli.shell.output import counted, print_json, progress, show, size, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import LOG, Whole, log_argument
 from wal3_core.errors import LogNotFoundError
-from wal3_core.log.maintain.copy.copier import LogAt
+from wal3_core.log.maintain.copy.copier import CopyReport, LogAt
 from wal3_core.log.maintain.copy.copier import copy as copy_log
-from wal3_core.log.maintain.copy.update import update_copy
+from wal3_core.log.maintain.copy.update import CopyUpdateReport, update_copy
 from wal3_core.log.maintain.repair import RepairReport, repair_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from wal3_core.log.maintain.copy.copier import CopyReport
-    from wal3_core.log.maintain.copy.update import CopyUpdateReport
 
 
 @click.command()
@@ -123,12 +117,10 @@ def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) 
         return False
     with progress(f"update {target.log}", None) as advance:
         updated = update_copy(source, target, with_cursors=with_cursors, progress=advance)
-    if as_json:
-        print_json({"source": source.log, **updated.to_json()})
-        return True
     cursors = f", {counted(updated.num_cursors, 'cursor')} moved" if with_cursors else ""
     held = _held(updated, updated.from_offset, cursors=cursors, none="nothing was missing")
-    click.echo(f"updated {_place(source, target)} from {source.log}: {held}")
+    said = f"updated {_place(source, target)} from {source.log}: {held}"
+    show(said, {"source": source.log, **updated.to_json()}, as_json=as_json)
     return True
 
 
@@ -157,10 +149,7 @@ def repair(session: Session, log: str, from_store: str, from_log: str | None, dr
     copied = LogAt(session.store(from_store), from_log or log)
     with progress(f"repair {log}", None) as advance:
         report = repair_log(LogAt(store, log), copied, dry_run=dry_run, progress=advance)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _show(report)
+    show(lambda: _show(report), report.to_json(), as_json=as_json)
     exit_unless(report.complete)
 
 

@@ -1,31 +1,29 @@
-"""``wal3 cursor``: named positions that keep every record at and after them."""
+"""``wal3 cursor`` and ``wal3 pin``: what keeps records, at and after a named position, or as the log holds them now."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
 from wal3_core.cli.shell.failures import plain, unreadable
-from wal3_core.cli.shell.output import confirm, count, counted, print_json, second, show, show_table
+from wal3_core.cli.shell.output import confirm, count, counted, print_json, second, show, show_each, show_table
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
-from wal3_core.cli.types import CURSOR, LogOffset, log_argument
+from wal3_core.cli.types import CURSOR, PIN, LogOffset, log_argument
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
-from wal3_core.format.cursor import Owner
+from wal3_core.format.cursor import Cursor, Owner
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import cursor_name
+from wal3_core.format.pin import Pin
 from wal3_core.format.position import LogPosition
-from wal3_core.log.maintain.copy.cursors import delete_cursor as delete_everywhere
+from wal3_core.log.maintain.copy.target import delete_cursor as delete_everywhere
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import Limits
 from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.pin_store import PinStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.feed.subscribed import Subscribed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
 
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 _QUEUE_LOSES = (
@@ -87,7 +85,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     manifest = LogReader.open(store, log).manifest()
     witness = CursorStore(store, log).load(name)
     if witness is None:
-        raise _no_cursor(log, name)
+        raise _none(log, "cursor", name)
     show_cursors({name: witness.cursor}, manifest, as_json=as_json)
 
 
@@ -164,7 +162,7 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
         where = "at an offset that cannot be read"
     else:
         if witness is None:
-            raise _no_cursor(log, name)
+            raise _none(log, "cursor", name)
         offset = witness.cursor.position.offset
         where = f"at {offset}"
         is_queue = witness.cursor.owner is Owner.QUEUE
@@ -178,8 +176,8 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
     show(said, document, as_json=as_json)
 
 
-def _no_cursor(log: str, name: str) -> InvalidRequestError:
-    return InvalidRequestError(f"log {log}: expected a cursor {name}, found none: `wal3 cursor list {log}` lists them")
+def _none(log: str, kind: str, name: str) -> InvalidRequestError:
+    return InvalidRequestError(f"log {log}: expected a {kind} {name}, found none: `wal3 {kind} list {log}` lists them")
 
 
 def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dict[str, str]]:
@@ -254,3 +252,120 @@ def lag(found: Cursor, manifest: Manifest) -> int:
     """Count the offsets from a cursor to the end of the log."""
     # The cursor is read after the manifest, so it may be past the manifest's end.
     return max(0, manifest.next.position.offset - found.position.offset)
+
+
+# ---------------------------------------------------------------------- pins
+
+_PIN_COLUMNS: dict[str, Callable[[tuple[str, Pin]], str]] = {
+    "pin": lambda each: each[0],
+    "first": lambda each: count(each[1].manifest.first.position.offset),
+    "next": lambda each: count(each[1].manifest.next.position.offset),
+    "records": lambda each: count(each[1].manifest.num_records),
+    "made": lambda each: second(each[1].epoch_us),
+    "by": lambda each: each[1].writer,
+    "reason": lambda each: (
+        f"{each[1].reason}{'' if each[1].complete else ' (unfinished: create it again, or delete it)'}"
+    ),
+}
+
+
+@click.group(cls=Commands)
+def pin() -> None:
+    """Create, show and delete a log's pins.
+
+    A pin keeps everything the log holds when the pin is created, whatever is collected later, so that
+    it can be read, copied and compared: wal3 cat LOG --pin NAME. It costs storage until it is deleted.
+
+    \b
+    Examples:
+      wal3 pin create orders audit-2026 --reason "the audit of 2026"
+      wal3 cat orders --pin audit-2026
+      wal3 pin list orders
+      wal3 pin delete orders audit-2026
+    """
+
+
+@pin.command("create")
+@log_argument()
+@click.argument("name", type=PIN)
+@click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
+@session_and_json
+def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool) -> None:
+    """Pin what LOG holds now under NAME.
+
+    \b
+    Examples:
+      wal3 pin create orders audit-2026 --reason "the audit of 2026"
+    """
+    made = PinStore(session.store(), log).create(name, reason=reason)
+    manifest = made.manifest
+    said = (
+        f"pinned {counted(manifest.num_records, 'record')} of {log} as {name}"
+        f" (from offset {manifest.first.position.offset}, next {manifest.next.position.offset})"
+    )
+    show(said, _pin_json((name, made)), as_json=as_json)
+
+
+@pin.command("list")
+@log_argument()
+@session_and_json
+def list_pins(session: Session, log: str, as_json: bool) -> None:
+    """List the pins of LOG, and what each keeps.
+
+    \b
+    Examples:
+      wal3 pin list orders
+      wal3 pin list orders --json | jq -r .pin
+    """
+    store = session.store()
+    LogReader.open(store, log)
+    numbers = ("first", "next", "records")
+    pins = PinStore(store, log).list()
+    show_each(pins.items(), _pin_json, _PIN_COLUMNS, as_json=as_json, numbers=numbers, texts=("reason",))
+
+
+@pin.command("delete")
+@log_argument()
+@click.argument("name", type=PIN)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@session_and_json
+def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
+    """Delete the pin NAME of LOG; what only it keeps can then be collected.
+
+    Asks first; without a terminal, --yes is required.
+
+    \b
+    Examples:
+      wal3 pin delete orders audit-2026
+      wal3 pin delete orders audit-2026 --yes
+    """
+    store = session.store()
+    LogReader.open(store, log)
+    pins = PinStore(store, log)
+    try:
+        missing = pins.load(name) is None
+    except CorruptError:
+        # A pin that cannot be read can still be deleted.
+        missing = False
+    if missing:
+        raise _none(log, "pin", name)
+    if not yes:
+        confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and let collections delete what only it keeps?")
+    pins.delete(name)
+    show(f"deleted {name}", {"log": log, "pin": name, "deleted": True}, as_json=as_json)
+
+
+def _pin_json(named: tuple[str, Pin]) -> dict[str, object]:
+    name, found = named
+    manifest = found.manifest
+    return {
+        "pin": name,
+        "first_offset": manifest.first.position.offset,
+        "next_offset": manifest.next.position.offset,
+        "records": manifest.num_records,
+        "bytes": manifest.num_bytes,
+        "epoch_us": found.epoch_us,
+        "writer": found.writer,
+        "reason": found.reason,
+        "complete": found.complete,
+    }

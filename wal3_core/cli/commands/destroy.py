@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from wal3_core.cli.shell.failures import Failure, plain
-from wal3_core.cli.shell.output import count, counted, print_json, progress, require_terminal, show, show_table, size
+from wal3_core.cli.shell.output import count, counted, progress, require_terminal, show, show_table, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
 from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy, undo_destroy
 from wal3_core.log.maintain.destroyer import destroy as destroy_log
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 _COLUMNS = ("objects", "how many", "bytes")
 
@@ -51,7 +47,7 @@ def destroy(  # noqa: PLR0913, PLR0917 - one parameter for each option
         return
     plan = plan_destroy(store, log)
     if dry_run:
-        _show(plan, as_json=as_json)
+        show(lambda: _show(plan), plan.to_json(), as_json=as_json)
         return
     if not yes:
         _confirm(plan)
@@ -71,15 +67,12 @@ def _undo(store: ObjectStore, log: str, *, as_json: bool) -> None:
 
 def _confirm(plan: DestroyPlan) -> None:
     require_terminal(f"log {plan.log}", "for the log's name")
-    _show(plan, as_json=False)
+    _show(plan)
     if click.prompt("Type the log's name to destroy it", default="", show_default=False) != plan.log:
         raise Failure(f"log {plan.log}: expected its name, found another: nothing was deleted")
 
 
-def _show(plan: DestroyPlan, *, as_json: bool) -> None:
-    if as_json:
-        print_json(plan.to_json())
-        return
+def _show(plan: DestroyPlan) -> None:
     rows = [(str(part.kind), count(part.num_objects), size(part.num_bytes)) for part in plan.parts]
     rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))
     show_table(_COLUMNS, rows, numbers=_COLUMNS[1:])

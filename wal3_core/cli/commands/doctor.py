@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +13,7 @@ from wal3_core.cli.shell.session import Session, check_store, session_and_json
 from wal3_core.fleet.identity import store_identity
 from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
-from wal3_core.store.doctor import examine
-
-if TYPE_CHECKING:
-    from wal3_core.store.doctor import DoctorReport
+from wal3_core.store.doctor import DoctorReport, examine
 
 _US_PER_MS = 1000
 

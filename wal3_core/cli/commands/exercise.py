@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -19,24 +19,19 @@ from rich.text import Text
 
 from wal3_core.cli.shell.failures import EXIT_FINDINGS, InvalidFailure, plain
 from wal3_core.cli.shell.input import StopSignals
-from wal3_core.cli.shell.output import count, counted, print_json, progress, show_table, size
+from wal3_core.cli.shell.output import count, counted, progress, show, show_table, size
 from wal3_core.cli.shell.process import TAKEN_S_MAX
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Whole, wait_of
 from wal3_core.errors import ConditionNotMetError
-from wal3_core.exercise.checker import ViolationKind
-from wal3_core.exercise.ledger import AppendOutcome
+from wal3_core.exercise.ledger import AppendOutcome, ViolationKind
 from wal3_core.exercise.load import LoadShape
 from wal3_core.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
 from wal3_core.exercise.report import Summary, price_usd
 from wal3_core.exercise.running import Exercise, ExercisePlan, ExerciseProgress
 from wal3_core.options import MIB, WriterOptions
 from wal3_core.runtime import shared_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 _LINES_S = 10.0
 # Bytes of a record for its key.
@@ -219,10 +214,7 @@ def progress_line(now: ExerciseProgress, plan: ExercisePlan) -> str:
 def _report(summary: Summary, *, path: str | None, as_json: bool) -> None:
     if path is not None:
         Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        _show(summary)
+    show(lambda: _show(summary), summary.to_json(), as_json=as_json)
 
 
 def _show(summary: Summary) -> None:

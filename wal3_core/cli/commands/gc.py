@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,22 +15,17 @@ from wal3_core.cli.shell.output import count, counted, print_json, progress, sho
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Decimal, Duration, Whole, log_argument, wait_of, with_durations
 from wal3_core.errors import CollectionRefusedError, LogError
-from wal3_core.log.collect.collector import CollectionReport, Collector, collect
+from wal3_core.format.garbage import Garbage
+from wal3_core.format.strict_json import JsonObject
+from wal3_core.log.collect.collector import CollectionReport, Collector, Plan, collect
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
+from wal3_core.store.object_store import ObjectStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core.format.garbage import Garbage
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.log.collect.planner import Plan
-    from wal3_core.store.object_store import ObjectStore
-
-    # The rows of the table that are about a log, and whether nothing is wrong with it.
-    Done = tuple[list[tuple[str, ...]], bool]
-    # A collection that an earlier run began: when it can be deleted from now, and what is deleted then.
-    Begun = tuple[Garbage, float, list[str]]
+# The rows of the table that are about a log, and whether nothing is wrong with it.
+Done = tuple[list[tuple[str, ...]], bool]
+# A collection that an earlier run began: when it can be deleted from now, and what is deleted then.
+Begun = tuple[Garbage, float, list[str]]
 
 _DEFAULTS = CollectorOptions()
 _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects", "held by pins", "why", "to wait")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,22 +17,17 @@ from wal3_core.cli.shell.process import has_all
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import log_argument
 from wal3_core.errors import CorruptError
+from wal3_core.format.cursor import Cursor
 from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import key_rollup_path
-from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.snapshot import Pointer, SnapshotPointer
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import UNROLLED_POINTERS, RetryOptions
 from wal3_core.runtime import shared_runtime
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Pointer
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3

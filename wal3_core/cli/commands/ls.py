@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,17 +15,12 @@ from wal3_core.cli.shell.session import NO_LOGS, Session, check_store, session_a
 from wal3_core.cli.types import LOG_PREFIX, Whole
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.discovery import load_manifests
-from wal3_core.format.manifest import BEING_DESTROYED
+from wal3_core.format.manifest import BEING_DESTROYED, Manifest
 from wal3_core.format.paths import STORE_IDENTITY
+from wal3_core.store.object_store import ObjectStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.object_store import ObjectStore
-
-    Row = dict[str, Any]
-    Columns = dict[str, Callable[[Row], str]]
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], str]]
 
 _COLUMNS: Columns = {
     "log": lambda row: str(row["log"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,26 +14,15 @@ from wal3_core.cli.shell.output import count, show, size
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import Whole, WholeSeconds, duration_of, log_argument
 from wal3_core.errors import InvalidRequestError
-from wal3_core.format.policy import (
-    COMPACTED_FRAGMENT_BYTES_MIN,
-    RETENTION_S_MAX,
-    UNPROCESSED_MAX,
-    UNPROCESSED_MIN,
-    Cleanup,
-    Policy,
-)
+from wal3_core.format.policy import COMPACTED_FRAGMENT_BYTES_MIN, RETENTION_S_MAX, Cleanup, Policy
 from wal3_core.log.read.reader import LogReader
-from wal3_core.options import FRAGMENT_BYTES_MAX, View
+from wal3_core.options import FRAGMENT_BYTES_MAX, UNPROCESSED_MAX, UNPROCESSED_MIN, View
 from wal3_core.store.documents.policy_store import PolicyStore
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.queue.loading import is_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wal3_core.store.object_store import ObjectStore
-
-    Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-    Values = dict[str, int | str | None]
+    from wal3_core.cli.shell.session import F
 
 _NO = "no_"
 _COLLECTING = frozenset({Cleanup.COLLECT, Cleanup.BOTH})
@@ -40,14 +30,14 @@ _COLLECTING = frozenset({Cleanup.COLLECT, Cleanup.BOTH})
 _CONTRADICTION = re.compile(r"remove (?P<name>\w+), or set cleanup to (?P<cleanup>compact|both|collect)")
 
 
-def _value(name: str, kind: click.ParamType[Any], set_help: str, unset_help: str) -> Decorator:
+def _value(name: str, kind: click.ParamType[Any], set_help: str, unset_help: str) -> Callable[[F], F]:
     """Make the option that sets a value of the policy, and the one that removes it."""
     given, metavar = _flag_of(name), None
     flags = [given]
     if isinstance(kind, WholeSeconds):
         flags, metavar = [f"{given}-s", given], "DURATION"
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: F) -> F:
         unset = click.option(f"--no-{given[2:]}", f"{_NO}{name}", is_flag=True, help=unset_help)
         return click.option(*flags, name, metavar=metavar, type=kind, help=set_help)(unset(command))
 

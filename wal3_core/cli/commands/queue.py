@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from wal3_core.arguments import text
 from wal3_core.cli.queues import (
     Enqueuing,
+    Queues,
     json_and_queues,
     leases_of,
     lines_and_queues,
@@ -38,14 +40,9 @@ from wal3_core.runtime.extras import missing
 from wal3_core.views.queue.operations import Bury, Extend, Kick, Purge, QueueDefinition, Reclaim, Release, Requeue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeVar
-
-    from wal3_core.cli.queues import Queues
+    from wal3_core.cli.shell.session import F
     from wal3_core.queue_server.client import OfLease
     from wal3_core.queue_server.wire import Json
-
-    F = TypeVar("F", bound=Callable[..., object])
 
 _DEFAULTS = QueueDefinition()
 _COUNT_MAX = 2**31 - 1
@@ -463,13 +460,11 @@ def reclaim(queues: Queues, *, name: str, ids: tuple[int, ...], as_json: bool) -
       wal3 queue reclaim jobs 17 23
     """
     found = queues.run(name, Reclaim(ids))
-    if as_json:
-        print_json({"queue": name, "items": found})
-        return
     buried = [each["id"] for each in found if each["dead"]]
-    click.echo(f"reclaimed {counted(len(found), 'item')} of {name}")
+    said = f"reclaimed {counted(len(found), 'item')} of {name}"
     if buried:
-        click.echo(f"buried {counted(len(buried), 'item')} of them{_listed(buried)}")
+        said += f"\nburied {counted(len(buried), 'item')} of them{_listed(buried)}"
+    show(said, {"queue": name, "items": found}, as_json=as_json)
 
 
 @_queue_command("repair")
@@ -490,13 +485,11 @@ def repair(queues: Queues, *, name: str, without_damaged: bool, as_json: bool) -
       wal3 queue repair jobs --without-damaged
     """
     found = stored(queues).repair(name, without_damaged=without_damaged)
-    if as_json:
-        print_json({"queue": name, **found})
-        return
-    click.echo(f"repaired {name}: {counted(found['retimed'], 'item')} with another time")
+    said = f"repaired {name}: {counted(found['retimed'], 'item')} with another time"
     if found["damaged"]:
         done = "goes on without them" if without_damaged else "lacks what they hold until they are repaired"
-        click.echo(f"{counted(found['damaged'], 'damaged fragment')}: {name} {done}")
+        said += f"\n{counted(found['damaged'], 'damaged fragment')}: {name} {done}"
+    show(said, {"queue": name, **found}, as_json=as_json)
 
 
 @_queue_command("dead")
@@ -570,8 +563,7 @@ def _change(queues: Queues, name: str, word: str, operations: Sequence[OfLease],
         item_id, error = failed[0]
         left = len(operations) - len(answers) - len(ended)
         kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
-        message = f"{said}; {counted(left, 'item')} not, or not for certain: item {item_id}: {error}"
-        raise kind(message) from error
+        raise kind(f"{said}; {counted(left, 'item')} not, or not for certain: item {item_id}: {error}") from error
     document = {"queue": name, word: len(answers), "ended": ended}
     if word == "extended":
         until_us = min(answers, default=None)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.shell.failures import plain
 from wal3_core.cli.shell.input import json_of_record
-from wal3_core.cli.shell.output import print_json, progress, quiet_pipe
+from wal3_core.cli.shell.output import progress, quiet_pipe, show
 from wal3_core.cli.shell.session import Session, lines_option, pass_session, session_and_json
 from wal3_core.cli.types import PIN, Time, Whole, log_argument, range_options, start_of
+from wal3_core.format.record import Record
+from wal3_core.log.read.following import Following
 from wal3_core.log.read.reader import LogReader, open_pinned, pinned_records
+from wal3_core.log.read.scan import StoredFile
 from wal3_core.options import UNLIMITED, Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.format.record import Record
-    from wal3_core.log.read.following import Following
-    from wal3_core.log.read.walk import StoredFile
 
 _PROGRESS_EVERY = 1000
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
@@ -202,10 +198,7 @@ def files(
     reader = LogReader.open(store, log) if pin is None else open_pinned(store, log, pin)
     with quiet_pipe():
         for found in reader.files(start):
-            if as_json:
-                print_json(_json(found))
-            else:
-                click.echo(found.location)
+            show(found.location, _json(found), as_json=as_json)
 
 
 def _json(found: StoredFile) -> dict[str, object]:

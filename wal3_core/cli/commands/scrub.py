@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +16,7 @@ from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport, place_of_object
 from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.options import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 # Without a terminal, longer lines are broken, but for the names of objects.
 _LINE_WIDTH_MAX = 100

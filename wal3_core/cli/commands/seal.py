@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,17 +13,13 @@ from wal3_core.cli.shell.output import counted, show, time
 from wal3_core.cli.shell.session import Session, session_and_json
 from wal3_core.cli.types import LOG, log_argument
 from wal3_core.errors import LogError, SealedError
+from wal3_core.format.manifest import Seal
 from wal3_core.log.maintain.sealer import migrate as migrate_log
 from wal3_core.log.maintain.sealer import seal as seal_log
 from wal3_core.log.read.reader import LogReader
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.documents.policy_store import PolicyStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.manifest import Seal
-    from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.object_store import ObjectStore
 
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
-from wal3_core.cli.shell.output import count, counted, print_json, progress, show, show_facts, show_table, size
+from wal3_core.cli.shell.output import count, counted, progress, show, show_facts, show_table, size
 from wal3_core.cli.shell.session import Commands, Session, session_and_json
 from wal3_core.cli.types import log_argument
-from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotPlan
-    from wal3_core.log.tree.shape import Level, Shape
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotCompactor, SnapshotPlan
+from wal3_core.log.tree.shape import Level, Shape
 
 _LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill", "smallest", "largest", "wasted")
 _FINDING_COLUMNS = ("what", "where", "nodes", "pointers")
@@ -52,10 +47,7 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
       wal3 snapshot show orders --json | jq .needs_compaction
     """
     shape = SnapshotCompactor(session.store(), log).shape(exact=full)
-    if as_json:
-        print_json({"log": log, **shape.to_json()})
-    else:
-        _show(log, shape)
+    show(lambda: _show(log, shape), {"log": log, **shape.to_json()}, as_json=as_json)
 
 
 @snapshot.command("compact")
@@ -77,10 +69,7 @@ def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) 
     compactor = SnapshotCompactor(session.store(), log)
     if dry_run:
         plan = compactor.plan()
-        if as_json:
-            print_json(plan.to_json())
-        else:
-            _show_plan(plan)
+        show(lambda: _show_plan(plan), plan.to_json(), as_json=as_json)
         return
     with progress(f"compact the snapshots of {log}", None) as advance:
         done = compactor.compact(advance)

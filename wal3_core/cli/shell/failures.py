@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import sys
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -24,9 +25,6 @@ from wal3_core.errors import (
     ViewRequiredError,
 )
 from wal3_core.format.paths import CURSOR_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Advice that the library's messages give a program, and the commands that do it.
 _CREATE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.create\)")

@@ -14,21 +14,17 @@ import json
 import select
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from wal3_core.cli.shell.failures import Failure, InterruptedFailure, TerminatedFailure
 from wal3_core.errors import InvalidRequestError
-from wal3_core.format.record import Message, check_message
+from wal3_core.format.record import Message, Record, check_message
 from wal3_core.options import WriterOptions
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core.format.record import Record
-
-    JsonPairs = Sequence[tuple[str, object]]
-    from concurrent.futures import Future
-    from types import FrameType, TracebackType
+T = TypeVar("T")
 
 _CHUNK_BYTES = 2**20
 _RECORD_BYTES_MAX = WriterOptions().record_bytes_max
@@ -163,7 +159,7 @@ def _put(fields: dict[str, object], name: str, value: bytes) -> None:
         fields[f"{name}_b64"] = base64.b64encode(value).decode()
 
 
-def _object_of_pairs(pairs: JsonPairs) -> dict[str, object]:
+def _object_of_pairs(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a field occurs twice")

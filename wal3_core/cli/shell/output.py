@@ -6,26 +6,21 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
 from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from wal3_core.cli.shell.failures import Failure, InvalidFailure
-from wal3_core.cli.shell.failures import plain as plain  # noqa: PLC0414 - what prints takes it from here
+from wal3_core.cli.shell.failures import Failure, InvalidFailure, plain
 from wal3_core.cli.shell.process import has_all
 from wal3_core.runtime import US_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from rich.progress import Task
 
 T = TypeVar("T")
 
@@ -46,10 +41,12 @@ def print_json(document: Mapping[str, object]) -> None:
     click.echo(json.dumps(document, ensure_ascii=not has_all(sys.stdout.encoding)))
 
 
-def show(said: str, document: Mapping[str, object], *, as_json: bool) -> None:
-    """Print what a command did: a sentence, or for programs an object."""
+def show(said: str | Callable[[], None], document: Mapping[str, object], *, as_json: bool) -> None:
+    """Print what a command did: a sentence, or more by a function, or for programs an object."""
     if as_json:
         print_json(document)
+    elif callable(said):
+        said()
     else:
         click.echo(said)
 

@@ -17,12 +17,10 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+from types import FrameType
+from typing import NoReturn
 
 _STANDARD = 3
 _EXIT_INTERRUPTED = 130

@@ -6,12 +6,13 @@ A mistyped place must not look like a store without logs.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote, unquote_to_bytes, urlencode, urlsplit
 
 import click
@@ -21,16 +22,12 @@ from wal3_core.fleet.discovery import list_logs
 from wal3_core.format.paths import MANIFEST, STORE_IDENTITY, is_name_part
 from wal3_core.runtime import shared_runtime
 from wal3_core.store.backends.local_roots import is_root
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 from wal3_core.store.retrying import with_retries
 from wal3_core.store.store_urls import options_of_url, split_store_url
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.store.object_store import ObjectStore
-
-    F = TypeVar("F", bound=Callable[..., object])
+F = TypeVar("F", bound=Callable[..., object])
 
 _SENTENCE_LENGTH_MAX = 1000
 NO_LOGS = "no logs: `wal3 init LOG` creates one"

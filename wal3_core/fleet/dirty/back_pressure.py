@@ -1,47 +1,37 @@
 """How far the consumers of logs are behind, and the refusal of appends to logs where that is too far.
 
-What is processed is what every cursor has passed: in a log without cursors, nothing is. A fleet's append only looks
-whether its log is refused: checks are made by workers, after appends have their outcome, and their cost follows what is
-written. A check that fails refuses nothing. It costs two GETs and, unless the log holds fewer records than it may have
-unprocessed, a listing of its cursors and a GET of each. Source: docs/fleet.md, "Back-pressure".
+A fleet's append only looks whether its log is refused: checks are made by workers, after appends have their outcome,
+and their cost follows what is written. A check that fails refuses nothing. Source: docs/fleet.md, "Back-pressure".
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, integer, optional, several
 from wal3_core.errors import BackPressureError, InvalidRequestError, LogError, LogNotFoundError, LogReplacedError
 from wal3_core.fleet.dirty.rollup_plan import MarkedLog
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.format.cursor import BYTES_MAX, Cursor, consumes
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CURSOR_FOLDER, check_log_name, cursor_name, cursor_path
-from wal3_core.format.policy import UNPROCESSED_MIN
-from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.format.policy import Policy
+from wal3_core.format.strict_json import JsonObject, Shown
+from wal3_core.options import UNPROCESSED_MIN, FleetOptions, RetryOptions
+from wal3_core.runtime import Lock, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import WRITER, Seldom
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.named_store import NamedStore
 from wal3_core.store.documents.policy_store import PolicyStore
-from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectStore, a_store, log_store, share_of
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from wal3_core.fleet.open_logs import FleetOptions
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.policy import Policy
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.runtime import Lock
-    from wal3_core.store.object_store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class Pressure(Shown):
     """A log's unprocessed records, from the offset ``processed`` to ``next``, exclusive, and their limit.
 
     ``processed`` lies at most as many offsets before ``next`` as the log holds records.
@@ -54,6 +44,8 @@ class Pressure:
     processed: int
     next: int
     limit: int | None
+
+    SHOWN = "log unprocessed processed next over consumer limit"
 
     @property
     def unprocessed(self) -> int:
@@ -75,16 +67,8 @@ class Pressure:
         return f"{found}: the consumer {self.consumer} is farthest behind: wake it (`wal3 cursor list {self.log}`)"
 
     def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {
-            "log": self.log,
-            "unprocessed": self.unprocessed,
-            "processed": self.processed,
-            "next": self.next,
-            "over": self.over,
-            **({} if self.consumer is None else {"consumer": self.consumer}),
-            **({} if self.limit is None else {"limit": self.limit}),
-        }
+        """Return as a JSON object, without what is None."""
+        return {name: value for name, value in Shown.to_json(self).items() if value is not None}
 
 
 def pressure_of(
@@ -131,8 +115,7 @@ def over_limit(
     is left out: roll-ups and checks report it. UnavailableError when the store does not answer.
     """
     if unprocessed_max is not None and unprocessed_max < UNPROCESSED_MIN:
-        message = f"unprocessed_max: expected at least {UNPROCESSED_MIN}, found {unprocessed_max}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"unprocessed_max: expected at least {UNPROCESSED_MIN}, found {unprocessed_max}")
     measured = measure_logs(store, logs, unprocessed_max, runtime=runtime, whole=False)
     found = [each for each in measured.values() if not isinstance(each, LogError) and each.over]
     return sorted(found, key=lambda each: (-each.unprocessed, each.log))

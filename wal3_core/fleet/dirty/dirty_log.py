@@ -11,36 +11,29 @@ import contextlib
 import copy
 import hashlib
 from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, several, text
-from wal3_core.errors import (
-    ClosedError,
-    InvalidRequestError,
-    LogError,
-)
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.fleet.outcomes import ends_writer
 from wal3_core.format.marker import Marker
 from wal3_core.format.paths import DIRTY, check_log_name
+from wal3_core.format.position import LogPosition
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Closing, Outcome, Runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectStore, a_store, log_store, share_of
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.store.object_store import ObjectStore
-
     _Batch = list[tuple[Marker, Outcome[None]]]
 
 # Lanes of a server: on S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
@@ -105,12 +98,10 @@ class DirtyLog(Closing):
     ) -> Self:
         """Open the dirty log of a server, ``dirty/SERVER``, creating it first when it does not exist."""
         if "/" in server:
-            message = f"server: expected a name without /, found {server[:80]!r}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"server: expected a name without /, found {server[:80]!r}")
         name, runtime = check_log_name(f"{DIRTY}/{server}", "dirty log"), runtime or shared_runtime()
         if lanes_max < 1:
-            message = f"lanes_max: expected at least 1, found {lanes_max}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"lanes_max: expected at least 1, found {lanes_max}")
 
         def open_lane(number: int) -> LogWriter:
             lane = f"{name}/{number}" if number else name
@@ -275,8 +266,7 @@ def assigned(dirty_logs: Iterable[str], compactors: Iterable[str]) -> dict[str, 
     """
     known = sorted(set(compactors))
     if not known:
-        message = "compactors: expected at least one, found none"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError("compactors: expected at least one, found none")
     mine: dict[str, list[str]] = {compactor: [] for compactor in known}
     for log in sorted(set(dirty_logs)):
         mine[max(known, key=lambda compactor: _weight(compactor, log))].append(log)

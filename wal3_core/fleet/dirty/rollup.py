@@ -1,18 +1,16 @@
 """Rolls a dirty log up: which logs have grown, which of them need maintenance now, and what stays marked.
 
-Two steps, each of which may be repeated, stopped anywhere, and run by two processes at once. ``read`` changes
-nothing. ``finish`` appends again what stays marked, and only then advances the dirty log's cursor, by CAS. A marker
-is dropped only by a manifest of its log that was loaded after the marker was read: one GET of each manifest, and one of
-a cursor if it says what was processed. Source: docs/protocol.md, "Dirty logs: roll-up".
+``read`` changes nothing. ``finish`` appends again what stays marked, and only then advances the dirty log's cursor, by
+CAS. Each may be repeated, stopped anywhere, and run by two processes. Source: docs/protocol.md, "Dirty logs: roll-up".
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, optional, several
 from wal3_core.errors import (
@@ -25,11 +23,12 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnknownDurabilityError,
 )
-from wal3_core.fleet.dirty.back_pressure import measure_logs
+from wal3_core.fleet.dirty.back_pressure import Pressure, measure_logs
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup_plan import (
     Decision,
     LogProbe,
+    MarkedLog,
     MarkerRange,
     RollUpOptions,
     RollUpPlan,
@@ -42,29 +41,21 @@ from wal3_core.fleet.dirty.rollup_plan import (
 from wal3_core.fleet.outcomes import try_log
 from wal3_core.format.cursor import BYTES_MAX, Cursor, Owner
 from wal3_core.format.manifest import Manifest
-from wal3_core.format.marker import fold, life_of_log
+from wal3_core.format.marker import Marker, fold, life_of_log
 from wal3_core.format.paths import MANIFEST, check_log_name, cursor_path
 from wal3_core.format.position import LogPosition
+from wal3_core.format.strict_json import JsonObject
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
+from wal3_core.store.documents.cursor_store import Witness
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.named_store import NamedStore
-from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectStore, a_store, log_store, share_of
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from wal3_core.fleet.dirty.back_pressure import Pressure
-    from wal3_core.fleet.dirty.rollup_plan import MarkedLog
-    from wal3_core.format.marker import Marker
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.store.documents.cursor_store import Witness
-    from wal3_core.store.object_store import ObjectStore
 
 
 def probe_logs(
@@ -94,8 +85,7 @@ def _probe(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers
     manifests = ManifestStore(inside, runtime, options.retry)
     seen = manifests.look()
     if seen is None and manifests.lives():
-        message = f"log {inside.url}: expected {MANIFEST} beside its fragments, found none: restore it"
-        raise CorruptError(message)
+        raise CorruptError(f"log {inside.url}: expected {MANIFEST} beside its fragments, found none: restore it")
     manifest = None if seen is None else seen.document
     if not isinstance(manifest, Manifest):
         # A vacancy: no life that was marked is to come there.

@@ -6,22 +6,26 @@ lies before that manifest's end; the rest of the marker is kept. Source: docs/pr
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from wal3_core.format import strict_json
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.marker import Marker, life_of_log
 from wal3_core.format.paths import LOG_ID, LogId, check_cursor_name
 from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Record
 from wal3_core.format.strict_json import (
     FLAG,
     INTEGER,
     TEXT,
+    Fields,
+    JsonObject,
     Kind,
-    Member,
     Stored,
     dump_members,
+    member,
     nested,
     one_of,
     read_members,
@@ -29,13 +33,6 @@ from wal3_core.format.strict_json import (
 )
 from wal3_core.options import GIB, Options, RetryOptions, within
 from wal3_core.runtime import US_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.record import Record
-    from wal3_core.format.strict_json import Fields, JsonObject
 
 _COUNT_MAX = 2**63 - 1
 _AHEAD_MAX = 2**31 - 1
@@ -127,16 +124,16 @@ class MarkedLog(Stored):
     over: bool = False
     keyed: bool = False
     MEMBERS = (
-        Member("decision", one_of(Decision)),
-        Member("reason", TEXT),
-        Member("records", INTEGER, "num_records"),
-        Member("bytes", INTEGER, "num_bytes"),
-        Member("age_us", _SECONDS, "age_s"),
-        Member("over", FLAG),
-        Member("overdue", FLAG),
-        Member("marker", nested(Marker)),
-        Member("keyed", FLAG, default=False),
-        Member("rest", nested(Marker), default=None),
+        member("decision", one_of(Decision)),
+        member("reason", TEXT),
+        member("records", INTEGER, "num_records"),
+        member("bytes", INTEGER, "num_bytes"),
+        member("age_us", _SECONDS, "age_s"),
+        member("over", FLAG),
+        member("overdue", FLAG),
+        member("marker", nested(Marker)),
+        member("keyed", FLAG, default=False),
+        member("rest", nested(Marker), default=None),
     )
 
     @property
@@ -243,12 +240,8 @@ def decide(marker: Marker, probe: LogProbe, now_us: int, options: RollUpOptions)
         if probe.processed is None
         else probe.next - processed
     )
-    found = replace(
-        found,
-        num_records=num_records,
-        num_bytes=probe.num_bytes,
-        over=num_records > options.unprocessed_max,
-    )
+    over = num_records > options.unprocessed_max
+    found = replace(found, num_records=num_records, num_bytes=probe.num_bytes, over=over)
     why = _why_selected(found, options)
     return replace(found, decision=Decision.SELECTED if why else Decision.KEPT, reason=why or "not due yet")
 
@@ -312,12 +305,12 @@ class MarkerRange(Stored):
     limit: LogPosition
     skipped: int = 0
     MEMBERS = (
-        Member("dirty_log", TEXT),
-        Member("log_id", LOG_ID),
-        Member("generation", INTEGER),
-        Member("start", INTEGER),
-        Member("limit", nested(LogPosition)),
-        Member("skipped", INTEGER),
+        member("dirty_log", TEXT),
+        member("log_id", LOG_ID),
+        member("generation", INTEGER),
+        member("start", INTEGER),
+        member("limit", nested(LogPosition)),
+        member("skipped", INTEGER),
     )
 
     @property
@@ -348,10 +341,10 @@ class RollUpPlan(Stored):
     logs: tuple[MarkedLog, ...]
     guessed: str | None = None
     MEMBERS = (
-        Member("stretch", nested(MarkerRange), "marker_range"),
-        Member("now_us", INTEGER),
-        Member("guessed", TEXT, default=None),
-        Member("logs", several(MarkedLog.from_json, _LOGS_MAX, MarkedLog.to_json)),
+        member("stretch", nested(MarkerRange), "marker_range"),
+        member("now_us", INTEGER),
+        member("guessed", TEXT, default=None),
+        member("logs", several(MarkedLog.from_json, _LOGS_MAX, MarkedLog.to_json)),
     )
 
     @property

@@ -11,6 +11,7 @@ from wal3_core.format.parquet.damage import changed, unreadable
 from wal3_core.format.parquet.decoding import (
     Arrangement,
     Fragment,
+    Opened,
     decode,
     decode_groups,
     decode_keys,
@@ -22,13 +23,12 @@ from wal3_core.format.parquet.encoding import (
     EARLIER_KEY_METADATA,
     EncodedFragment,
     FragmentSource,
+    binary_array,
     encode,
     encode_arranged,
     encode_table,
 )
 from wal3_core.format.parquet.pages import footer_start
-from wal3_core.format.parquet.reading import Opened
-from wal3_core.format.parquet.writing import binary_array
 
 __all__ = [
     "EARLIER_KEY_METADATA",

@@ -1,24 +1,30 @@
-"""A fragment's columns: their order, their key index, their records, their setsum."""
+"""A fragment's columns: their order, their records, their setsum; and what the file's metadata says of them.
+
+Which rows are tombstone records is said so, in text, that keys can be read without bodies:
+``<the first such row>:<base64 of bits, one for each row from there to the last such row>:<16 hex of their SHA-256>``.
+The format's footer has no checksum, so the text has one of its own; when a fragment is read whole, the text is compared
+with the records.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from binascii import b2a_base64
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from wal3_core.format.parquet.lane_columns import lanes_setsums
 from wal3_core.format.record import Record, keyed_setsum, plain_setsum
-from wal3_core.format.setsum import EMPTY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wal3_core.format.setsum import Setsum
+from wal3_core.format.setsum import COLUMNS, EMPTY, Setsum
+from wal3_core.hashing.calling import NO_COLUMN, Binary, RecordColumns
+from wal3_core.hashing.lanes import LANES
 
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 PLAIN, KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
 # The columns of a file that is arranged by key: versions that know no such file refuse their order.
@@ -28,11 +34,15 @@ KEY_INDEX = "wal3.key_index"
 KEY_INDEX_ALWAYS_KEYS = 16
 KEY_INDEX_KEYS_MAX = 16_384
 KEY_INDEX_KEY_BYTES_MAX = 2**20
+TOMBSTONES = "wal3.tombstones"
+# Four million rows, more than any writer's options allow. Every reader of the file loads its footer.
+_BITS_BYTES_MAX = 2**19
 _TYPES = (pa.uint64(), pa.uint64(), pa.large_binary(), pa.large_binary())
 # Records converted to Python objects at a time: each takes hundreds of bytes.
 _SLICE_RECORDS = 65_536
 # Making a view costs as much as copying this many bytes.
 _VIEW_BYTES_MIN = 512
+_WORD_BYTES = 8
 
 
 def records_of(table: pa.Table | pa.RecordBatch) -> Iterator[Record]:
@@ -76,6 +86,43 @@ def key_index(keys: pa.Array, offsets: Offsets, *, if_shorter: bool = False) -> 
     return {KEY_INDEX: f"[{text}]"}
 
 
+def tombstones_of(bodies: pa.ChunkedArray) -> Flags:
+    """Return a flag for each row of a column of bodies: the record of a null is a tombstone record."""
+    # Most columns have no null: counting them takes a fraction of the time.
+    if not bodies.null_count:
+        return np.zeros(len(bodies), dtype=np.bool_)
+    return np.asarray(bodies.is_null().to_numpy(), dtype=np.bool_)
+
+
+def tombstones_as_text(tombstones: Flags) -> dict[str, str]:
+    """Return the metadata for a flag for each row; none when it would be too long."""
+    rows = np.flatnonzero(tombstones)
+    first, limit = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+    bits = np.packbits(tombstones[first:limit], bitorder="little")
+    if len(bits) > _BITS_BYTES_MAX:
+        return {}
+    text = f"{first}:{base64.b64encode(bits.tobytes()).decode()}"
+    return {TOMBSTONES: f"{text}:{_digest(text)}"}
+
+
+def tombstones_from(text: bytes, num_rows: int) -> Flags:
+    """Return the flags of all rows; ValueError when they are not what was written."""
+    first, bits, digest = text.decode("ascii").split(":")
+    if digest != _digest(f"{first}:{bits}"):
+        raise ValueError(f"text with another checksum, {text[:40]!r}")
+    packed = np.frombuffer(base64.b64decode(bits, validate=True), dtype=np.uint8)
+    rows = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    if not first.isdecimal() or int(first) + int(rows[-1] if len(rows) else 0) >= max(1, num_rows):
+        raise ValueError(f"rows from {first[:40]!r} on, of {num_rows}")
+    tombstones = np.zeros(num_rows, dtype=np.bool_)
+    tombstones[int(first) + rows] = True
+    return tombstones
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def table_setsum(table: pa.Table) -> Setsum:
     """Checksum a table of records with the columns offset, timestamp_us, body and, optionally, key."""
     found = lanes_setsums(table, [0])
@@ -116,3 +163,56 @@ def _slices(column: pa.ChunkedArray) -> list[bytes | memoryview | None]:
             slices = [value if there else None for value, there in zip(slices, valid, strict=True)]
         values += slices
     return values
+
+
+def lanes_setsums(table: pa.Table, begins: Sequence[int]) -> list[Setsum] | None:
+    """Checksum each group of a table's records, which begin at the given rows; None where ``hashlib`` has to do it."""
+    # A table's size takes longer to tell than the digest of one record.
+    if not LANES.may_fill(len(table)) or not LANES.may_sum(len(table), table.nbytes):
+        return None
+    sums = np.zeros((len(begins), COLUMNS), dtype=np.uint64)
+    row = 0
+    for batch in table.to_batches():
+        # The groups of which the batch has records.
+        first, last = bisect_right(begins, row) - 1, bisect_left(begins, row + len(batch))
+        columns = _columns_of(batch)
+        if columns is None or not LANES.add(columns, [max(0, b - row) for b in begins[first:last]], sums[first:last]):
+            return None
+        row += len(batch)
+    return [Setsum.of_column_sums(each) for each in sums.tolist()]
+
+
+def _columns_of(batch: pa.RecordBatch) -> RecordColumns | None:
+    """Return the columns of records; None if one is of a type, or has a null, that no fragment's has."""
+    named = dict(zip(batch.schema.names, batch.columns, strict=True))
+    offsets, timestamps_us = _numbers(named["offset"]), _numbers(named["timestamp_us"])
+    keys, bodies = _binary(named.get("key")), _binary(named["body"])
+    if offsets is None or timestamps_us is None or keys is None or bodies is None:
+        return None
+    return RecordColumns(len(batch), offsets, timestamps_us, keys, bodies)
+
+
+def _numbers(column: pa.Array) -> int | None:
+    """Return the address of the first of a column's 64-bit words."""
+    if column.type != pa.uint64() or column.null_count:
+        return None
+    return int(column.buffers()[1].address + _WORD_BYTES * column.offset)
+
+
+def _binary(column: pa.Array | None) -> Binary | None:
+    # A column of nulls may be of any type.
+    if column is None or column.null_count == len(column):
+        return NO_COLUMN
+    wide = column.type == pa.large_binary()
+    if not wide and column.type != pa.binary():
+        return None
+    valid, bounds, values = column.buffers()
+    width = 8 if wide else 4
+    return Binary(
+        bounds=bounds.address + width * column.offset,
+        wide=wide,
+        values=values.address if values is not None else 0,
+        values_bytes=values.size if values is not None else 0,
+        valid=valid.address if valid is not None else 0,
+        first_bit=column.offset,
+    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,6 @@ from wal3_core.errors import CorruptError
 from wal3_core.format.parquet.columns import KEYED, group_setsums
 from wal3_core.format.parquet.damage import unreadable
 from wal3_core.format.setsum import Setsum
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -146,12 +143,10 @@ def groups_from(text: bytes) -> tuple[KeyGroup, ...]:
     """Return the groups; ValueError when the text is not what was written."""
     rows = text.rpartition(b":")[0].decode("ascii").split(";")
     if len(rows) > GROUPS_MAX:
-        message = f"{len(rows)} groups, where {GROUPS_MAX} may be"
-        raise ValueError(message)
+        raise ValueError(f"{len(rows)} groups, where {GROUPS_MAX} may be")
     groups = tuple(_group_from(row) for row in rows)
     if groups_as_text(groups).encode() != text:
-        message = f"text with another checksum, or of another form, {text[:40]!r}"
-        raise ValueError(message)
+        raise ValueError(f"text with another checksum, or of another form, {text[:40]!r}")
     return groups
 
 
@@ -159,8 +154,7 @@ def _group_from(row: str) -> KeyGroup:
     first, continues, num_records, setsum = row.split(",")
     # A number of so many digits is read in no time.
     if not 0 < len(num_records) <= len(str(2**63)):
-        message = f"a group of {num_records[:40]} records"
-        raise ValueError(message)
+        raise ValueError(f"a group of {num_records[:40]} records")
     key = None if first == "-" else base64.b64decode(first, validate=True)
     try:
         found = Setsum.from_hexdigest(setsum)
@@ -184,11 +178,10 @@ def check_groups(table: pa.Table, groups: Sequence[KeyGroup], what: str) -> None
     begins = check_order(table, groups, what)
     for begin, group, found in zip(begins, groups, group_setsums(table, begins), strict=True):
         if found != group.setsum:
-            message = (
+            raise CorruptError(
                 f"{what}: the file's records are not those that were appended: row {begin}: expected a group with the"
                 f" setsum {group.setsum}, found {found}"
             )
-            raise CorruptError(message)
 
 
 def check_order(table: pa.Table, groups: Sequence[KeyGroup], what: str) -> Sequence[int]:

@@ -8,16 +8,17 @@ Differences of hashes in order have leading zeros: split into streams of bytes, 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
-from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
+from wal3_core.format.key_hashes import Hashes
+from wal3_core.format.key_rollup import Flags, FragmentKeys, KeyRollup
 from wal3_core.format.parquet.damage import unreadable
+from wal3_core.format.parquet.decoding import open_file, refusing
+from wal3_core.format.parquet.encoding import file_of
 from wal3_core.format.parquet.pages import (
     BYTE_STREAM_SPLIT,
     FOOTER_BYTES_MAX,
@@ -26,18 +27,11 @@ from wal3_core.format.parquet.pages import (
     measure,
     read_footer,
 )
-from wal3_core.format.parquet.reading import open_file
-from wal3_core.format.paths import check_log_id, check_token, key_rollup_path
+from wal3_core.format.paths import LogId, check_log_id, check_token, key_rollup_path
 from wal3_core.format.position import FragmentSeqNo
-from wal3_core.format.strict_json import check_format_version
+from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.strict_json import Fields, JsonObject, check_format_version
 from wal3_core.options import POINTERS_MAX
-
-if TYPE_CHECKING:
-    from wal3_core.format.key_hashes import Hashes
-    from wal3_core.format.key_rollup import Flags
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.snapshot import SnapshotPointer
-    from wal3_core.format.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 1
 # Sixteen fragments of the most records that a writer's options allow.
@@ -60,21 +54,9 @@ def encode_key_rollup(rollup: KeyRollup, pointer: SnapshotPointer, log_id: LogId
     hashes = np.concatenate([np.zeros(1, dtype=np.uint64), *(each.hashes for each in rollup.fragments)])
     flags = np.concatenate([np.zeros(0, dtype=np.bool_), *(each.tombstones for each in rollup.fragments)])
     table = pa.table([pa.array(hashes[1:] - hashes[:-1]), pa.array(flags)], schema=_SCHEMA)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        _SCHEMA,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        column_encoding={"hash": "BYTE_STREAM_SPLIT", "tombstone": "PLAIN"},
-        write_statistics=False,
-        write_page_checksum=True,
-        store_schema=False,
-    ) as writer:
-        writer.write_table(table, row_group_size=max(1, table.num_rows))
-        writer.add_key_value_metadata({_METADATA: strict_json.dump(_described(rollup, pointer, log_id)).decode()})
-    return memoryview(sink.getvalue()).cast("B")
+    metadata = {_METADATA: strict_json.dump(_described(rollup, pointer, log_id)).decode()}
+    encodings = {"hash": "BYTE_STREAM_SPLIT", "tombstone": "PLAIN"}
+    return file_of([table], metadata, statistics=[], encodings=encodings)
 
 
 def _described(rollup: KeyRollup, pointer: SnapshotPointer, log_id: LogId) -> JsonObject:
@@ -99,16 +81,9 @@ def decode_key_rollup(
     """
     what = what or key_rollup_path(pointer.path)
     if len(data) > bytes_max(pointer):
-        message = f"{what}: expected at most {bytes_max(pointer)} bytes, found {len(data)}"
-        raise CorruptError(message)
-    try:
+        raise CorruptError(f"{what}: expected at most {bytes_max(pointer)} bytes, found {len(data)}")
+    with refusing(data, what, by_checksum=unreadable):
         described, hashes, flags = _read(memoryview(data), pointer, what)
-    except pa.ArrowMemoryError:
-        # This process is out of memory; the file may be sound.
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        detail = f"expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
-        raise unreadable(what, detail) from error
     return _checked(described, (hashes, flags), pointer, log_id)
 
 
@@ -138,25 +113,22 @@ def _checked(fields: Fields, rows: tuple[Hashes, Flags], pointer: SnapshotPointe
     check_format_version(fields, FORMAT_VERSION)
     found = (check_log_id(fields.string("log_id"), what), fields.string("snapshot"))
     if found != (log_id, pointer.path):
-        message = (
+        raise CorruptError(
             f"{what}: expected the keys of {pointer.path} of log {log_id}, found those of {found[1]} of {found[0]}"
         )
-        raise CorruptError(message)
     fragments = _fragments(fields.objects("fragments", count_max=POINTERS_MAX), rows, what)
     rollup = KeyRollup(fragments)
     digest = fields.string("sha256")
     fields.finish()
     if digest != rollup.digest():
-        message = f"{what}: expected content with the SHA-256 {digest[:64]!r}, found {rollup.digest()}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected content with the SHA-256 {digest[:64]!r}, found {rollup.digest()}")
     seq_nos = [each.seq_no for each in fragments]
     fitting = len(seq_nos) == pointer.num_pointers and seq_nos[-1:] == [pointer.last_seq_no]
     rising = all(low < high for low, high in pairwise(seq_nos))
     if not (fitting and rising and all(bool(np.all(each.hashes[:-1] < each.hashes[1:])) for each in fragments)):
-        message = (
+        raise CorruptError(
             f"{what}: expected rising hashes of the {pointer.num_pointers} fragments of its snapshot, found others"
         )
-        raise CorruptError(message)
     return rollup
 
 
@@ -176,6 +148,5 @@ def _fragments(described: list[Fields], rows: tuple[Hashes, Flags], what: str) -
         each.finish()
         start = limit
     if start != len(hashes):
-        message = f"{what}: expected {start} hashes of its fragments, found {len(hashes)}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected {start} hashes of its fragments, found {len(hashes)}")
     return tuple(fragments)

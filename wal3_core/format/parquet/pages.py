@@ -9,8 +9,9 @@ Source: the Parquet format, "Metadata" and "Data Pages".
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wal3_core.errors import CorruptError
 from wal3_core.format.parquet.damage import unreadable
@@ -28,9 +29,6 @@ from wal3_core.format.parquet.thrift import (
     struct,
     structs,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # A footer holds little more than what it says of keys.
 FOOTER_BYTES_MAX = 8 * 2**20
@@ -101,8 +99,7 @@ def read_footer(data: memoryview) -> Footer:
     counts = tuple(group[0] for group in groups)
     num_records = number(fields, 3, I64)
     if limit != len(data) - _ENDING_BYTES or num_records != sum(counts):
-        message = f"a footer that ends at {limit}, or row groups that do not hold its {num_records} records"
-        raise ValueError(message)
+        raise ValueError(f"a footer that ends at {limit}, or row groups that do not hold its {num_records} records")
     return Footer(num_records=num_records, groups=counts, chunks=tuple(_chunks(groups)))
 
 
@@ -111,8 +108,7 @@ def footer_start(ending: memoryview, num_bytes: int) -> int:
     start = num_bytes - _ENDING_BYTES - int.from_bytes(ending[-_ENDING_BYTES : -len(_MAGIC)], "little")
     small = start >= 0 and num_bytes - start <= FOOTER_BYTES_MAX
     if len(ending) < _ENDING_BYTES or ending[-len(_MAGIC) :] != _MAGIC or not small:
-        message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
-        raise ValueError(message)
+        raise ValueError(f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end")
     return start
 
 
@@ -135,8 +131,7 @@ def _chunks(groups: Sequence[Sequence[int]]) -> Iterator[Chunk]:
             # The decoder starts at the dictionary.
             start = dictionary if 0 < dictionary < pages else pages
             if codec not in _CODECS or num_values != numbers[0]:
-                message = f"column {column}: {num_values} values in a row group of others, or codec {codec}"
-                raise ValueError(message)
+                raise ValueError(f"column {column}: {num_values} values in a row group of others, or codec {codec}")
             if num_values:
                 # Without values the decoder reads no page, and some writers record no place for one.
                 yield Chunk(at, column, start, start + num_bytes, num_values)
@@ -182,11 +177,10 @@ def measure(
 def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> None:
     """Refuse an expanded size beyond the limit."""
     if num_bytes > expanded_bytes_max:
-        message = (
+        raise CorruptError(
             f"{what}: expected to expand to at most {expanded_bytes_max} bytes, found {num_bytes} or more;"
             f" if it is sound, raise ReaderOptions.fragment_expanded_bytes_max"
         )
-        raise CorruptError(message)
 
 
 def _pages(data: memoryview, chunk: Chunk, what: str, encodings: frozenset[int]) -> Iterator[_Page]:
@@ -208,14 +202,12 @@ def _page(data: memoryview, at: int, encodings: frozenset[int], *, leading: bool
     limit = following + number(fields, 3, I32)
     kind = number(fields, 1, I32)
     if kind not in _PARTS or (kind == _DICTIONARY_PAGE and not leading):
-        message = f"one of type {kind} that ends at byte {limit}"
-        raise ValueError(message)
+        raise ValueError(f"one of type {kind} that ends at byte {limit}")
     field, encoding_field = _PARTS[kind]
     part = struct(fields, field)
     encoding, num_values = number(part, encoding_field, I32), number(part, 1, I32)
     if encoding not in encodings:
-        message = f"encoding {encoding}, where {sorted(encodings)} are known"
-        raise ValueError(message)
+        raise ValueError(f"encoding {encoding}, where {sorted(encodings)} are known")
     dictionary = kind == _DICTIONARY_PAGE
     return _Page(
         dictionary=dictionary,

@@ -8,13 +8,11 @@ here, so that both read the same values. Source: Thrift's compact protocol.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard, Union
+from typing import TypeGuard, Union
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # A number (i32 and i64), a struct, a list of values, or None for a value that is not needed.
 Value = Union[int, list["Value"], dict[int, "Value"], "Alike", None]
@@ -72,8 +70,7 @@ class Alike:
         """Return the numbers of each struct at some places of the form; ValueError when one is below 0."""
         found = _decoded(b"".join([row[place] for row in self.rows for place in places]))
         if found.min(initial=0) < 0:
-            message = f"no size or count, but {found.min()}"
-            raise ValueError(message)
+            raise ValueError(f"no size or count, but {found.min()}")
         return found.reshape(len(self.rows), len(places)).tolist()
 
 
@@ -86,8 +83,7 @@ def read_struct(data: memoryview, at: int, layout: Layout = PLAIN) -> tuple[Stru
         reader.at = len(data) + 1
         found = {}
     if reader.at > len(data):
-        message = "its end within a value"
-        raise ValueError(message)
+        raise ValueError("its end within a value")
     return found, reader.at
 
 
@@ -95,8 +91,7 @@ def number(fields: Struct, field: int, kind: int) -> int:
     """Return a field's number, 0 or more; ValueError when it has none."""
     value = fields.get(field << 4 | kind)
     if not isinstance(value, int) or value < 0:
-        message = f"no size or count in field {field}"
-        raise ValueError(message)
+        raise ValueError(f"no size or count in field {field}")
     return value
 
 
@@ -104,8 +99,7 @@ def struct(fields: Struct, field: int) -> Struct:
     """Return the struct in a field; ValueError when there is none."""
     value = fields.get(field << 4 | STRUCT)
     if not isinstance(value, dict):
-        message = f"no struct in field {field}"
-        raise ValueError(message)  # noqa: TRY004 - a document's mistake, not the caller's
+        raise ValueError(f"no struct in field {field}")  # noqa: TRY004 - a document's mistake, not the caller's
     return value
 
 
@@ -113,8 +107,7 @@ def structs(fields: Struct, field: int) -> Sequence[Struct]:
     """Return the list of structs in a field; ValueError when there is none."""
     value = fields.get(field << 4 | LIST)
     if not _are_structs(value):
-        message = f"no list of structs in field {field}"
-        raise ValueError(message)
+        raise ValueError(f"no list of structs in field {field}")
     return value
 
 
@@ -147,8 +140,7 @@ class _Reader:
             delta, kind = mark >> 4, mark & 15
             following = last + delta if delta else self._zigzag()
             if not last < following <= _FIELD_MAX or depth > _DEPTH_MAX:
-                message = f"field {following} behind field {last} at depth {depth}"
-                raise ValueError(message)
+                raise ValueError(f"field {following} behind field {last} at depth {depth}")
             last = following
             below = layout.below.get(last, PLAIN)
             if kind == LIST:
@@ -162,8 +154,7 @@ class _Reader:
     def _count(self, count: int) -> None:
         self.values += count
         if self.values > _VALUES_MAX:
-            message = f"more than {_VALUES_MAX} values"
-            raise ValueError(message)
+            raise ValueError(f"more than {_VALUES_MAX} values")
 
     def _value(self, kind: int, depth: int, below: Layout) -> Value:
         self._count(1)
@@ -190,8 +181,7 @@ class _Reader:
             case 7:
                 self.at += 8
             case _:
-                message = f"a value of type {kind}"
-                raise ValueError(message)
+                raise ValueError(f"a value of type {kind}")
 
     def _list(self, depth: int, kind: int | None, below: Layout, count_max: int) -> Value:
         mark = self._data[self.at]
@@ -200,8 +190,7 @@ class _Reader:
         if count == 15:  # noqa: PLR2004 - all four bits: the count follows
             count = self._varint()
         if count > count_max or mark & 15 != kind:
-            message = f"a list of {count} of type {mark & 15}, where {count_max} of type {kind} may be"
-            raise ValueError(message)
+            raise ValueError(f"a list of {count} of type {mark & 15}, where {count_max} of type {kind} may be")
         found = self._alike(count, depth + 1, below) if count_max > ITEMS_MAX and kind == STRUCT else None
         return found or [self._value(kind, depth, below) for _ in range(count)]
 
@@ -229,8 +218,7 @@ class _Reader:
         value = self._zigzag()
         # A decoder would take the lower half.
         if kind == I32 and not -(2**31) <= value < 2**31:
-            message = f"{value} as a number of 32 bits"
-            raise ValueError(message)
+            raise ValueError(f"{value} as a number of 32 bits")
         return value
 
     def _varint(self) -> int:
@@ -246,8 +234,7 @@ class _Reader:
             if byte < _MORE:
                 return value & (2**64 - 1)
             shift += 7
-        message = "a number without an end"
-        raise ValueError(message)
+        raise ValueError("a number without an end")
 
     def _zigzag(self) -> int:
         value = self._varint()

@@ -1,38 +1,280 @@
-"""Collects a log: announces a plan and prunes the manifest. Steps may be repeated, resumed, and run by two at once.
+"""Collects a log: plans, announces the plan and prunes. Steps may be repeated, resumed, and run by two at once.
 
 The order keeps it safe, not the clock: announce in the manifest, then read the cursors, then prune by a CAS that
-succeeds only while the announcement stands. A process that creates a cursor or a pin, or moves a cursor back, writes it
-first and then reads the manifest. So one of the two sees the other. Keeps INV-13, INV-14, INV-17 and INV-18. Source:
-docs/protocol.md, "Collection".
-
-``collect`` is one whole collection: finish and delete what earlier ones left, mark orphans, plan and prune.
+succeeds only while the announcement stands. Keeps INV-13, INV-14, INV-17 and INV-18. Source: docs/protocol.md,
+"Collection".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, integer, optional, several, text
-from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, StoreDeniedError, UnavailableError
+from wal3_core.errors import (
+    CollectionRefusedError,
+    CorruptError,
+    LogReplacedError,
+    OutdatedPlanError,
+    StoreDeniedError,
+    UnavailableError,
+)
 from wal3_core.format.garbage import Garbage
-from wal3_core.format.paths import LogId, given_garbage_path, given_token
-from wal3_core.log.collect.deleter import Deleter, DeletionReport
-from wal3_core.log.collect.planner import Plan, Planner
-from wal3_core.log.collect.references import any_retains, references_of
-from wal3_core.log.log_stores import LogStores
-from wal3_core.options import CollectorOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.format.manifest import Announcement, Boundary, Manifest
+from wal3_core.format.paths import LOG_ID, WRITER_CURSOR, LogId, given_garbage_path, given_token
+from wal3_core.format.policy import Policy
+from wal3_core.format.position import AtTime
+from wal3_core.format.setsum import SETSUM, Setsum
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer, count_fragments, sum_setsums
+from wal3_core.format.strict_json import INTEGER, TEXT, Stored, member, nested
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, GarbageWork, any_retains, every_path, references_of
+from wal3_core.log.read.scan import select
+from wal3_core.log.tree.splice import Cut, cut_below
+from wal3_core.options import UNLIMITED, CollectorOptions
+from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.store.documents.document_store import LoadedDocument
 from wal3_core.store.documents.manifest_store import Installed
-from wal3_core.store.object_store import OPENING
+from wal3_core.store.object_store import ObjectMeta, ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from wal3_core.log.log_stores import LogStores
 
-    from wal3_core.format.manifest import Announcement, Boundary, Manifest
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore
+ONLY_COMPACTED = "its policy compacts it, and does not let collections prune it"
+KEPT_WHOLE = "its policy keeps everything"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Stored):
+    """What a collection would delete, and why; nothing was changed for it.
+
+    ``first`` is where the log would begin; ``held_bytes`` and ``held_records`` are the log's now.
+    """
+
+    log: str
+    log_id: LogId
+    reason: str
+    first: Boundary
+    setsum: Setsum
+    num_fragments: int
+    num_records: int
+    num_bytes: int
+    held_records: int
+    held_bytes: int
+
+    MEMBERS = (
+        member("log", TEXT),
+        member("log_id", LOG_ID),
+        member("reason", TEXT),
+        member("first", nested(Boundary)),
+        member("setsum", SETSUM),
+        *(
+            member(name, INTEGER)
+            for name in ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
+        ),
+    )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to delete."""
+        return self.num_fragments == 0
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the log's bytes that would be deleted."""
+        return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
+
+
+class Planner(GarbageWork):
+    """Plans the collection of one life of a log."""
+
+    @checked(limit_offset=optional(integer))
+    def plan(self, limit_offset: int | None = None) -> Plan:
+        """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
+
+        Changes nothing. The plan is empty when the policy only compacts the log. CollectionRefusedError when neither
+        cursor nor policy says what can be deleted, or one cannot be read.
+        """
+        # Cursors before the manifest: they follow the log's end, which never moves back. A cursor that is moved below
+        # the cutoff later is found by verify and prune; one that moves on makes the plan delete less than it could.
+        policy, cursors = self._policy(), self._offsets()
+        manifest = self._stores.manifests.load().manifest
+        if not policy.collects:
+            nothing = cut_below(manifest, manifest.first.position.offset, self._stores.snapshots.load)
+            return self._plan(manifest, nothing, _uncollected(policy))
+        candidates = self._candidates(manifest, policy, cursors)
+        if limit_offset is not None:
+            candidates["the limit given"] = limit_offset
+        allowed = self._allowed(policy, cursors)
+        cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
+        return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
+
+    @checked(plan=instance_of(Plan))
+    def objects(self, plan: Plan) -> Iterator[str]:
+        """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
+        cut = self._cut(self._stores.manifests.load().manifest, plan.first)
+        yield from every_path(cut.dropped, self._stores.snapshots.load)
+        yield from (pointer.path for pointer in cut.replaced)
+
+    def _plan(self, manifest: Manifest, cut: Cut, reason: str) -> Plan:
+        return Plan(
+            log=self._stores.log,
+            log_id=manifest.log_id,
+            reason=reason,
+            first=cut.first,
+            setsum=sum_setsums(cut.dropped),
+            num_fragments=count_fragments(cut.dropped),
+            num_records=sum(pointer.num_records for pointer in cut.dropped),
+            num_bytes=sum(pointer.num_bytes for pointer in cut.dropped),
+            held_records=manifest.num_records,
+            held_bytes=manifest.num_bytes,
+        )
+
+    def _offsets(self) -> dict[str, int]:
+        try:
+            return self._stores.cursors.offsets()
+        except CorruptError as error:
+            message = f"log {self._stores.url}: nothing is collected while a cursor cannot be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
+        """Tell whether a cursor says what was read, or the options or the policy allow that none does."""
+        return is_consumed(cursors) or self._options.without_cursors or policy.without_cursors
+
+    def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
+        """Return the offsets from which on the log is kept, by what keeps it."""
+        following = manifest.next.position.offset
+        candidates = {f"cursor {name}": offset for name, offset in cursors.items()}
+        beyond = {name: offset for name, offset in candidates.items() if offset > following}
+        if beyond:
+            # An older manifest was restored, or the cursor was copied here: what it allows to collect is not known.
+            raise CollectionRefusedError(
+                f"log {self._stores.url}: expected cursors up to its end, {following}, found {beyond}:"
+                f" delete or move them: nothing is collected until then"
+            )
+        if policy.retention_s is not None:
+            kept = f"the first record younger than {policy.retention_s} s"
+            candidates[kept] = first_younger(manifest, policy.retention_s, self._stores)
+        return candidates
+
+    def _policy(self) -> Policy:
+        try:
+            return self._stores.policies.load()
+        except CorruptError as error:
+            message = f"log {self._stores.url}: nothing is collected while its policy cannot be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
+        following = manifest.next.position.offset
+        if not candidates:
+            message = (
+                f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none of a consumer:"
+                " create one, or give the log a policy by which age alone decides, or one that keeps everything"
+            )
+            raise CollectionRefusedError(message, unclaimed=True)
+        reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
+        return min(offset, following), f"{reason} is at offset {offset}"
+
+    @checked(plan=instance_of(Plan))
+    def verify(self, plan: Plan) -> None:
+        """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
+
+        Too much is more than ``fraction_max``, or the policy's ``percent_max``, of a log without a consumer's cursor.
+        OutdatedPlanError when the log has changed since: plan again.
+        """
+        manifest = self._planned_on(plan).manifest
+        fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
+        if plan.fraction > fraction_max and not is_consumed(self._offsets()):
+            raise CollectionRefusedError(
+                f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes, as no consumer's"
+                f" cursor says that they were read, found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}):"
+                f" find out why, then allow it"
+            )
+        cut = self._cut(manifest, plan.first)
+        dropped = sum_setsums(cut.dropped)
+        balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
+        if balance != manifest.setsum:
+            raise CollectionRefusedError(
+                f"log {self._stores.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
+                f" found {balance}"
+            )
+        if dropped != plan.setsum:
+            raise OutdatedPlanError(
+                f"log {self._stores.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile, or"
+                f" compacted"
+            )
+        for name, offset in self._offsets().items():
+            if offset < plan.first.position.offset:
+                raise OutdatedPlanError(
+                    f"log {self._stores.url}: planned to begin at offset {plan.first.position.offset},"
+                    f" found cursor {name} at {offset}"
+                )
+
+    def _planned_on(self, plan: Plan) -> Installed:
+        """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
+        base = self._stores.manifests.load()
+        if base.manifest.log_id != plan.log_id:
+            raise LogReplacedError(
+                f"log {self._stores.url}: expected log {plan.log_id}, which was planned for, found log"
+                f" {base.manifest.log_id}: plan again"
+            )
+        return base
+
+    def _cut(self, manifest: Manifest, first: Boundary) -> Cut:
+        """Cut at the planned place: the same fragments, in whatever snapshots they are now."""
+        cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
+        if cut.first.seq_no != first.seq_no:
+            message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
+            raise OutdatedPlanError(message)
+        return cut
+
+    def _kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
+        """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
+        policy, cursors = self._policy(), self._offsets()
+        if not policy.collects:
+            return _uncollected(policy)
+        if not self._allowed(policy, cursors):
+            return "no consumer has a cursor any more"
+        if any(offset > manifest.next.position.offset for offset in cursors.values()):
+            # A cursor has moved on since that manifest was read, onto records appended meanwhile.
+            manifest = self._stores.manifests.load().manifest
+        candidates = self._candidates(manifest, policy, cursors)
+        below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
+        return f"kept below offset {first.position.offset}: {below}" if below else None
+
+
+def is_consumed(cursors: Iterable[str]) -> bool:
+    """Tell whether a cursor says that all below it was read; that of a writer that repeats appends does not."""
+    return not all(name.startswith(WRITER_CURSOR) for name in cursors)
+
+
+def _uncollected(policy: Policy) -> str:
+    """Say why collections prune nothing of a log."""
+    return ONLY_COMPACTED if policy.compacts else KEPT_WHOLE
+
+
+def first_younger(manifest: Manifest, retention_s: int, stores: LogStores) -> int:
+    """Return the offset from which on records are younger than ``retention_s``.
+
+    The store is asked for its time only when something is old by the process's clock.
+    """
+    load = stores.snapshots.load
+    own_us, age_us = stores.runtime.now_us(), retention_s * US_PER_S
+    offset = _first_after(manifest, own_us - age_us, load)
+    if offset <= manifest.first.position.offset:
+        return offset
+    # A clock that is ahead would let records be deleted too early.
+    store_us = stores.store_now_us()
+    return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)
+
+
+def _first_after(manifest: Manifest, timestamp_us: int, load: Callable[[SnapshotPointer], Snapshot]) -> int:
+    young = next(select(manifest.pointers, AtTime(max(0, timestamp_us)), UNLIMITED, load), None)
+    return manifest.next.position.offset if young is None else young.start.offset
+
+
+# ---------------------------------------------------------------------- announce, prune, mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +298,6 @@ class Collector(Planner):
     Every step may be repeated, resumed, and run by two at once.
     """
 
-    @checked(**OPENING)
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        *,
-        options: CollectorOptions | None = None,
-        runtime: Runtime | None = None,
-        log_id: LogId | None = None,
-    ) -> None:
-        options = options or CollectorOptions()
-        stores = LogStores(
-            store,
-            log,
-            runtime=runtime or shared_runtime(),
-            retry=options.retry,
-            snapshots_loaded_max=options.snapshots_loaded_max,
-            log_id=log_id,
-        )
-        super().__init__(stores, options)
-        self.log = stores.log
-        self._manifests, self._documents = stores.manifests, stores.garbage
-
     # ------------------------------------------------------------------ announce
 
     @checked(plan=instance_of(Plan))
@@ -101,8 +320,7 @@ class Collector(Planner):
         path = garbage.path
         # Document first: an announcement must refer to an existing document.
         if self._documents.save(path, garbage, None) is None:
-            message = f"log {self._stores.url}: expected {path} to be new, found it"
-            raise UnavailableError(message)
+            raise UnavailableError(f"log {self._stores.url}: expected {path} to be new, found it")
         self._change(base, lambda manifest: self._announced_in(manifest, path, cut.first))
         return path
 
@@ -121,7 +339,7 @@ class Collector(Planner):
             self._withdraw(base, announcement)
 
     def _withdraw(self, base: Installed, announcement: Announcement) -> None:
-        self._manifests.withdraw(base, announcement, rebases_max=self._options.rebases_max)
+        self._stores.manifests.withdraw(base, announcement, rebases_max=self._options.rebases_max)
 
     # ------------------------------------------------------------------ prune
 
@@ -137,7 +355,7 @@ class Collector(Planner):
         for _ in range(self._options.rebases_max):
             # Document before manifest: a change of the document in between makes its save fail.
             seen = self._documents.load(path, seen)
-            base = self._manifests.load()
+            base = self._stores.manifests.load()
             done = self._finish(path, seen, base)
             if done is not None:
                 return done
@@ -188,7 +406,7 @@ class Collector(Planner):
         parts = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
         garbage = replace(seen.document, dropped=cut.dropped, replaced=cut.replaced)
         if parts.keys() <= uploaded and garbage == seen.document:
-            pruned = self._manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
+            pruned = self._stores.manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
             if isinstance(pruned, Installed):
                 self._report(base.manifest, pruned.manifest, announcement)
             return
@@ -233,13 +451,13 @@ class Collector(Planner):
         self._change(base, lambda manifest: manifest.move_fence() if manifest.fence == fence else None)
         # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
         # it stays an interval for readers.
-        references = references_of(self._stores, self._manifests.load().manifest)
+        references = references_of(self._stores, self._stores.manifests.load().manifest)
         left = tuple(orphan for orphan in seen.document.orphans if not any_retains(references, orphan))
         COLLECT.info("log %s: %d orphans will be deleted; %s names them", self._stores.url, len(left), path)
         return self._mark(path, LoadedDocument(replace(seen.document, orphans=left), seen.etag))
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:
-        self._manifests.change(base, change, rebases_max=self._options.rebases_max)
+        self._stores.manifests.change(base, change, rebases_max=self._options.rebases_max)
 
     @checked(orphans=several, reason=text, token=optional(given_token))
     def mark_orphans(
@@ -267,7 +485,7 @@ class Collector(Planner):
         Returns the documents that are marked. Those marked before are not read: the cost is one listing. If the store
         denies what is to be finished, only these are returned: their deletion makes the space that it may need.
         """
-        base, listed = self._manifests.load(), self._documents.survey()
+        base, listed = self._stores.manifests.load(), self._documents.survey()
         for path in listed.left:
             self._documents.delete(path)
         marked = [meta for meta in listed.documents if meta.path in listed.marked]
@@ -375,5 +593,4 @@ def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> t
             case NotPruned(cause):
                 COLLECT.info("log %s: not pruned, to be planned again: %s", collector.log, cause)
                 collector.resume_all()
-    message = f"log {collector.log}: not pruned in {rounds_max} tries: {cause}"
-    raise UnavailableError(message)
+    raise UnavailableError(f"log {collector.log}: not pruned in {rounds_max} tries: {cause}")

@@ -1,42 +1,33 @@
 """Begins a log at a given offset from records that come from elsewhere, with their offsets and timestamps.
 
-Nothing can be read before everything is written: the manifest comes last, by CAS onto the claim that was
-made first. A bootstrap that was cut short leaves no log; repeat it, or destroy the remains. Each fragment is decoded
-from the bytes to be stored, and must sum to the setsum of the records given.
+Nothing can be read before everything is written: the manifest comes last, by CAS onto the claim that was made first.
 Source: docs/protocol.md, "Bootstrap".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format import parquet
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Boundary, Epoch, Manifest
-from wal3_core.format.paths import check_log_name, fragment_path
+from wal3_core.format.paths import LogId, check_log_name, fragment_path
 from wal3_core.format.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.format.record import Message, Record, check_message, keyed_setsum
 from wal3_core.format.setsum import EMPTY, Setsum
 from wal3_core.format.strict_json import U64_MAX
-from wal3_core.log.maintain.copy.target import CopyTarget
+from wal3_core.log.maintain.copy.target import Claim, CopyTarget
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectStore, a_store, log_store, share_of
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from wal3_core.format.paths import LogId
-    from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.store.object_store import ObjectStore
 
 # The source that a claim names: another bootstrap replaces one that was cut short by it.
 _SOURCE = "records given to bootstrap"
@@ -193,18 +184,15 @@ class _Bootstrapping:
             plain = Message(record.body, record.key)
             size = check_message(plain, record_bytes_max=self._options.record_bytes_max)
         except InvalidRequestError as error:
-            message = f"bootstrap: record at offset {before.offset}: {error}"
-            raise InvalidRequestError(message) from error
+            raise InvalidRequestError(f"bootstrap: record at offset {before.offset}: {error}") from error
         if offset != before.offset or not before.timestamp_us <= timestamp_us <= U64_MAX:
-            message = (
+            raise InvalidRequestError(
                 f"bootstrap: expected a record at offset {before.offset}, not older than {before.timestamp_us},"
                 f" found one at {offset} of {timestamp_us}"
             )
-            raise InvalidRequestError(message)
         self._check_time(timestamp_us, f"record at offset {offset}")
         if offset >= U64_MAX - 1:
-            message = f"bootstrap: expected offsets below {U64_MAX - 1}, found {offset}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"bootstrap: expected offsets below {U64_MAX - 1}, found {offset}")
         return Record(offset, timestamp_us, plain.key, plain.body), size
 
     def _check_time(self, timestamp_us: int, what: str) -> None:
@@ -213,12 +201,11 @@ class _Bootstrapping:
         limit_us = store_us + self._ahead_us
         if timestamp_us > limit_us and not self._origin.any_time:
             unit = " (in nanoseconds?)" if _EARLY_US <= timestamp_us // 1000 <= limit_us else ""
-            message = (
+            raise InvalidRequestError(
                 f"bootstrap: {what}: expected a time in microseconds of at most {limit_us},"
                 f" {self._ahead_us // US_PER_S} s beyond the store's clock, found {timestamp_us}{unit}: if it is right,"
                 f" give an origin with any_time"
             )
-            raise InvalidRequestError(message)
 
     def _write(self, numbered: tuple[int, list[Record]]) -> FragmentPointer:
         seq_no, records = FragmentSeqNo(numbered[0]), numbered[1]

@@ -1,18 +1,16 @@
 """Destroys a log: announces it, makes its name vacant, then deletes every object of it.
 
-The announcement prevents pins, and is withdrawn if a pin was faster; the seal that follows prevents appends; once
-the name is vacant there is no log. The objects left to delete lie in a folder that no other life of the name has; a
-call that was cut short is finished by the next. An object that no log has is never deleted: one such object stops
-everything. Source: docs/protocol.md, "Destroy".
+The announcement prevents pins, and is withdrawn if a pin was faster; the seal that follows prevents appends. A call
+that was cut short is finished by the next. Source: docs/protocol.md, "Destroy".
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function
 from wal3_core.errors import (
@@ -32,18 +30,11 @@ from wal3_core.log.contents import ObjectKind, delete_remains, kind_of, own_obje
 from wal3_core.options import REBASES_MAX, CollectorOptions, RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.store.documents.document_store import stamp
-from wal3_core.store.documents.manifest_store import ManifestStore, new_log_id
+from wal3_core.store.documents.document_store import LoadedDocument, stamp
+from wal3_core.store.documents.manifest_store import Entry, ManifestStore, new_log_id
 from wal3_core.store.documents.named_store import is_tombstone
-from wal3_core.store.object_store import ObjectStore, a_store, log_store
+from wal3_core.store.object_store import ObjectMeta, ObjectStore, a_store, log_store
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.store.documents.document_store import LoadedDocument
-    from wal3_core.store.documents.manifest_store import Entry
-    from wal3_core.store.object_store import ObjectMeta
 
 _NAMED_MAX = 10
 # Rounds of deletes: an upload or a collection that was under way may leave something behind once or twice.
@@ -73,7 +64,7 @@ class DestroyPlan(Shown):
     pins: tuple[str, ...]
     destroying: bool = False
 
-    SHOWN = ("log", "log_id", "num_objects", "num_bytes", "parts", "pins", "destroying")
+    SHOWN = "log log_id num_objects num_bytes parts pins destroying"
 
     @property
     def num_objects(self) -> int:
@@ -118,8 +109,7 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     if unknown:
         raise unknown_objects(root, unknown)
     if not objects:
-        message = f"log {root.url}: expected a log to destroy, found nothing"
-        raise LogNotFoundError(message)
+        raise LogNotFoundError(f"log {root.url}: expected a log to destroy, found nothing")
     parts = (
         DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind])
         for kind in ObjectKind
@@ -206,10 +196,9 @@ def undo_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     _withdraw(manifests)
     now = manifests.load().manifest
     if now.destroying:
-        message = (
+        raise UnavailableError(
             f"log {manifests.url}: expected no process to destroy it, found that one does: end it, then undo again"
         )
-        raise UnavailableError(message)
     MAINTAIN.info("log %s: its destroy was taken back", manifests.url)
     return now.seal
 
@@ -240,8 +229,7 @@ class _Destroying:
             )
             if deleted == before:
                 return deleted
-        message = f"log {self._root.url}: objects kept appearing while it was destroyed: try again later"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self._root.url}: objects kept appearing while it was destroyed: try again later")
 
     def delete_other_lives(self) -> int:
         """Delete what earlier lives left, which needs no space; returns how many objects."""
@@ -255,11 +243,10 @@ class _Destroying:
         seen = self._manifests.look()
         found = NO_LOG if seen is None else seen.document.log_id
         if found != self._log_id:
-            message = (
+            raise LogReplacedError(
                 f"log {self._root.url}: expected log {self._log_id or 'none'}, which was to be destroyed, found log"
                 f" {found or 'none'}: left alone"
             )
-            raise LogReplacedError(message)
         return seen
 
     def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
@@ -292,11 +279,10 @@ class _Destroying:
                 if isinstance(entry, Manifest) and not also_pinned:
                     self._refuse_pinned(entry)
                 log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
-                vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
+                vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id)
                 if self._manifests.swap(vacancy, seen) is not None:
                     return was_log
-        message = f"log {self._root.url}: the manifest changed {REBASES_MAX} times over"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
 
     def _refuse_pinned(self, found: Manifest) -> None:
         """Refuse if there is a pin made before the announcement: its creator may rely on it."""

@@ -1,15 +1,13 @@
 """Repairs a log's damaged and missing fragments and snapshots, in place, from a copy of the log.
 
-The manifest and every sound object stay as they are. What is written has the setsum, positions, count and size that
-the log's pointer states, and replaces only the damaged version that was read. So any number of calls may run at once,
-be cut short and be repeated, beside writers and collectors. Source: docs/protocol.md, "Repair".
-
-A lost snapshot is rebuilt, byte for byte, from pointers that may have been in it: its name contains the hash of its
-bytes, so a wrong guess is recognised.
+What is written has the setsum, positions, count and size that the log's pointer states, and replaces only the damaged
+version that was read. So any number of calls may run at once, be cut short and be repeated. Source: docs/protocol.md,
+"Repair".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +27,7 @@ from wal3_core.format import parquet
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.paths import (
     SNAPSHOT_FOLDER,
+    LogId,
     check_fragment_path,
     fragment_folder,
     fragment_seq_no,
@@ -36,7 +35,7 @@ from wal3_core.format.paths import (
     snapshot_path,
 )
 from wal3_core.format.position import FragmentSeqNo
-from wal3_core.format.snapshot import BYTES_MAX, Snapshot, sum_setsums
+from wal3_core.format.snapshot import BYTES_MAX, Pointer, Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.format.strict_json import Shown
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader, read_fragment
@@ -44,18 +43,23 @@ from wal3_core.log.read.scrub import FETCHES_AHEAD, Problem, examine, still_name
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.store.object_store import Unknown, Versioned, canonical_url, log_store, object_url, share_of
+from wal3_core.store.object_store import (
+    ObjectMeta,
+    ObjectStore,
+    PutOutcome,
+    Unknown,
+    Versioned,
+    canonical_url,
+    log_store,
+    object_url,
+    share_of,
+)
 from wal3_core.store.retrying import attempts, for_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     import pyarrow as pa
 
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.snapshot import Pointer, SnapshotPointer
     from wal3_core.log.maintain.copy.copier import LogAt
-    from wal3_core.store.object_store import ObjectMeta, ObjectStore, PutOutcome
 
 
 # Bytes beyond a fragment's size that are read of a longer file, for its version.
@@ -84,7 +88,7 @@ class RepairReport(Shown):
         """Whether everything could be repaired, or nothing had to be."""
         return not self.problems
 
-    SHOWN = ("log", "log_id", "dry_run", "complete", "num_fragments", "num_records", "repaired", "problems")
+    SHOWN = "log log_id dry_run complete num_fragments num_records repaired problems"
 
 
 @checked(dry_run=flag, progress=function)
@@ -123,8 +127,7 @@ class _Repairing:
         self._dry_run = dry_run
         self._url = log_store(log.store, log.log).url
         if canonical_url(self._url) == canonical_url(log_store(copy.store, copy.log).url):
-            message = f"log {self._url}: expected a copy of it, found itself"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"log {self._url}: expected a copy of it, found itself")
         self._reader = LogReader(log.store, log.log, options=self._reading, runtime=runtime)
         self._manifest = self._reader.manifest()
         self._objects = LogStores(log.store, log.log, runtime=runtime, log_id=self._manifest.log_id).objects
@@ -230,12 +233,11 @@ class _Repairing:
         snapshot = rebuild(pointer, parts, self._manifest.log_id, self._reader.manifest().fence)
         if snapshot is None:
             offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
-            message = (
+            raise UnrepairableError(
                 f"the pointers to the {pointer.num_pointers} objects below it ({offsets}) were found neither in log"
                 f" {self._source.url} nor beside it: restore the file from an older version of the object, or the"
                 f" whole log from the copy"
             )
-            raise UnrepairableError(message)
         return snapshot
 
     def _write(self, pointer: Pointer, data: bytes, is_sound: Callable[[bytes], bool], *, bytes_max: int) -> bool:
@@ -278,8 +280,7 @@ class _Repairing:
         try:
             found = self._objects.get(pointer.path, length_max=bytes_max)
         except CorruptError as error:
-            message = f"{error}: delete this object by hand, then repair the log again"
-            raise UnrepairableError(message) from error
+            raise UnrepairableError(f"{error}: delete this object by hand, then repair the log again") from error
         assert found is None or isinstance(found, Versioned)
         return found
 
@@ -307,8 +308,7 @@ class RepairSource:
         try:
             parquet.decode(data, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max)
         except CorruptError as error:
-            message = f"the records in log {self.url} do not give this fragment: {error}"
-            raise UnrepairableError(message) from error
+            raise UnrepairableError(f"the records in log {self.url} do not give this fragment: {error}") from error
         return data
 
     def pointers(self, pointer: Pointer) -> list[FragmentPointer]:
@@ -334,18 +334,16 @@ class RepairSource:
         made = self._made_as(pointer, parquet.table_of(records))
         if made.setsum != pointer.setsum:
             otherwise = ", or was compacted otherwise" if pointer.compacted else ""
-            message = (
+            raise UnrepairableError(
                 f"log {self.url} is no copy of this log{otherwise}: expected records of setsum {pointer.setsum}, found"
                 f" {made.setsum}"
             )
-            raise UnrepairableError(message)
         if len(made.data) != pointer.num_bytes:
-            message = (
+            raise UnrepairableError(
                 f"log {self.url} has the records, but this version of wal3 or pyarrow encodes them in"
                 f" {len(made.data)} bytes, not {pointer.num_bytes}: repair with the versions that wrote the log, or"
                 f" restore the whole log from the copy"
             )
-            raise UnrepairableError(message)
         return bytes(made.data)
 
     def _made_as(self, pointer: FragmentPointer, table: pa.Table) -> parquet.EncodedFragment:

@@ -1,8 +1,6 @@
-"""Seals a log for good, and begins its successor.
+"""Seals a log for good, by CAS of its manifest, and begins its successor.
 
-The seal is a part of the manifest, set by CAS: every commit comes either before or after it, so nothing is
-acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is created
-only from a sealed log, at its end.
+A successor's name is kept for it before the seal; it is created only from a sealed log, at its end.
 Source: docs/protocol.md, "Seal".
 """
 
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, text
 from wal3_core.errors import (
@@ -22,31 +19,23 @@ from wal3_core.errors import (
     SealedError,
     UnavailableError,
 )
-from wal3_core.format.cursor import Owner
+from wal3_core.format.cursor import Cursor, Owner
 from wal3_core.format.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.format.paths import check_log_name, is_dirty_log
 from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.belongings import WITHOUT_SUCCESSOR, take_cursors, take_manifest, why_no_successor
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.maintain.copy.cursors import delete_retired, load_cursors
-from wal3_core.log.maintain.copy.target import CopyTarget
+from wal3_core.log.maintain.copy.target import Claim, CopyTarget, delete_retired, load_cursors
 from wal3_core.log.read.succession import goes_on_from
-from wal3_core.log.write.log_clock import bounded
+from wal3_core.log.write.commit import bounded
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.store.documents.cursor_store import CursorStore
-from wal3_core.store.documents.document_store import stamp
-from wal3_core.store.documents.manifest_store import Installed, ManifestStore, new_log_id
-from wal3_core.store.object_store import a_store, log_store
+from wal3_core.store.documents.document_store import LoadedDocument, stamp
+from wal3_core.store.documents.manifest_store import Entry, Installed, ManifestStore, new_log_id
+from wal3_core.store.object_store import ObjectStore, a_store, log_store
 from wal3_core.store.retrying import attempts, for_store, with_retries
-
-if TYPE_CHECKING:
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.store.documents.document_store import LoadedDocument
-    from wal3_core.store.documents.manifest_store import Entry
-    from wal3_core.store.object_store import ObjectStore
 
 
 @checked(log=check_log_name, reason=text, sealed_by=optional(text), successor=optional(check_log_name))
@@ -70,11 +59,9 @@ def seal(
     runtime = runtime or shared_runtime()
     if reason.strip() in {"", BEING_DESTROYED}:
         # A seal is never lifted, so it must say why it was set.
-        message = f"log {log}: expected a reason to seal it, found {reason.strip()!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected a reason to seal it, found {reason.strip()!r}")
     if successor == log:
-        message = f"log {log}: expected a successor of another name, found its own"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected a successor of another name, found its own")
     wanted = Seal(
         reason=reason,
         # The token makes the seal this call's own: another's is never taken for it.
@@ -125,28 +112,19 @@ def _begin(store: ObjectStore, log: str, seal: Seal | None, runtime: Runtime) ->
         raise LogReplacedError(message)
     if sealed.seal is None or sealed.seal.successor is None:
         found = "it open" if sealed.seal is None else f"a seal that names none: {sealed.seal.reason}"
-        message = f"log {log}: expected it sealed, with a successor, found {found}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected it sealed, with a successor, found {found}")
     name = check_log_name(sealed.seal.successor)
     beginning = _Beginning(store, ending, sealed, name)
     for _ in attempts(for_store(ending.retry, ending), runtime):
         if beginning.try_to_begin():
             return name
-    message = (
+    raise UnavailableError(
         f"log {log}: its successor {name} was not begun: other calls took it over again and again: repeat the call"
     )
-    raise UnavailableError(message)
 
 
 @checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text)
-def migrate(
-    store: ObjectStore,
-    log: str,
-    successor: str,
-    *,
-    reason: str,
-    runtime: Runtime | None = None,
-) -> Seal:
+def migrate(store: ObjectStore, log: str, successor: str, *, reason: str, runtime: Runtime | None = None) -> Seal:
     """Seal a log and begin its successor; after a call that was cut short anywhere, the next one finishes it.
 
     Appends that race get SealedError, which names the successor. SealedError is also raised here when
@@ -175,8 +153,7 @@ def _install(stores: LogStores, wanted: Seal, base: Installed) -> Seal:
             if replace(found, timestamp_us=wanted.timestamp_us) == wanted:
                 return found
             successor = f"; it goes on in {found.successor}" if found.successor else ""
-            message = f"{manifests.what}: sealed already, by {found.sealed_by}: {found.reason}{successor}"
-            raise SealedError(message)
+            raise SealedError(f"{manifests.what}: sealed already, by {found.sealed_by}: {found.reason}{successor}")
         if isinstance(manifests.install(base.manifest.apply_seal(wanted), base), Installed):
             MAINTAIN.info("log %s: sealed: %s", stores.url, wanted.reason)
             return wanted
@@ -184,8 +161,7 @@ def _install(stores: LogStores, wanted: Seal, base: Installed) -> Seal:
         # The same version: no writer was faster, the store is busy.
         if base.etag == before.etag and next(pauses, None) is None:
             break
-    message = f"{manifests.what}: not sealed yet, unknown whether it will be: seal it again"
-    raise UnavailableError(message)
+    raise UnavailableError(f"{manifests.what}: not sealed yet, unknown whether it will be: seal it again")
 
 
 def _check_goes_on(stores: LogStores) -> None:
@@ -194,8 +170,7 @@ def _check_goes_on(stores: LogStores) -> None:
     if why is None and is_dirty_log(stores.log):
         why = WITHOUT_SUCCESSOR[Owner.ROLLUP]
     if why is not None:
-        message = f"log {stores.log}: expected one that can go on in a successor, found {why}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {stores.log}: expected one that can go on in a successor, found {why}")
 
 
 class _Beginning:
@@ -288,8 +263,7 @@ class _Keeping:
                 self._refuse_taken(seen)
             if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:
                 return
-        message = f"log {self._names.url}: the manifest changed {REBASES_MAX} times over"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self._names.url}: the manifest changed {REBASES_MAX} times over")
 
     def let_go(self, found: Seal | None) -> None:
         """Release the name when the log was sealed without naming it, which is final."""
@@ -299,9 +273,8 @@ class _Keeping:
             self._names.swap(self._vacancy(VacancyKind.DESTROYED), seen)
 
     def _vacancy(self, kind: VacancyKind) -> Vacancy:
-        log_id, kept = new_log_id(self._stores.runtime), kind is VacancyKind.FOLLOWING
-        source, terms = (self._source, self._log_id) if kept else ("", "")
-        return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
+        source, terms = (self._source, self._log_id) if kind is VacancyKind.FOLLOWING else ("", "")
+        return Vacancy(kind=kind, log_id=new_log_id(self._stores.runtime), source=source, terms=terms)
 
     def _refuse_taken(self, seen: LoadedDocument[Entry] | None) -> None:
         try:

@@ -1,44 +1,38 @@
 """Repacks one log's tree of snapshots, in steps that may be repeated, stopped, and run by two at once.
 
-A step uploads its snapshots, then swaps them into the manifest by CAS, for exactly the run of pointers
-they hold and under the fence they were made under. If that run has changed meanwhile, the step
-is planned again from the manifest, which is all the state there is. Snapshots that were replaced, or
-uploaded in vain, are collected as orphans. Keeps INV-7 and INV-8.
+A step uploads its snapshots, then swaps them into the manifest by CAS. Those replaced, or uploaded in vain, are
+collected as orphans. Keeps INV-7 and INV-8. Source: docs/protocol.md, "Snapshot compaction".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import MANIFEST
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
 from wal3_core.format.strict_json import Shown
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.tree.repack import Repack, Repacker, build_repack
-from wal3_core.log.tree.shape import Shape, measure_shape
+from wal3_core.log.tree.shape import Repack, Repacker, Shape, build_repack, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.store.documents.manifest_store import Installed
 from wal3_core.store.documents.snapshot_store import SnapshotMissingError
-from wal3_core.store.object_store import share_of
+from wal3_core.store.object_store import ObjectStore, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.log.tree.rolls import Rewrite
-    from wal3_core.store.object_store import ObjectStore
+    from wal3_core.log.tree.shape import Rewrite
 
     V = TypeVar("V")
     T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepackFinding:
+class RepackFinding(Shown):
     """Some siblings that would be repacked, and why: ``num_nodes`` of them, with ``num_pointers`` pointers.
 
     ``where`` names the snapshot that holds them, or the manifest.
@@ -50,15 +44,7 @@ class RepackFinding:
     num_nodes: int
     num_pointers: int
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "reason": self.reason,
-            "where": self.where,
-            "depth": self.depth,
-            "nodes": self.num_nodes,
-            "pointers": self.num_pointers,
-        }
+    SHOWN = "reason where depth nodes=num_nodes pointers=num_pointers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +65,7 @@ class SnapshotPlan(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotCompactionReport:
+class SnapshotCompactionReport(Shown):
     """What a compaction did: changes of the manifest, snapshots written, pointers packed, steps planned in vain."""
 
     log: str
@@ -91,18 +77,10 @@ class SnapshotCompactionReport:
     num_pointers: int = 0
     num_overtaken: int = 0
 
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {
-            "log": self.log,
-            "steps": self.num_steps,
-            "snapshots_written": self.num_written,
-            "bytes_written": self.num_bytes,
-            "pointers_packed": self.num_pointers,
-            "overtaken": self.num_overtaken,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-        }
+    SHOWN = (
+        "log steps=num_steps snapshots_written=num_written bytes_written=num_bytes pointers_packed=num_pointers"
+        " overtaken=num_overtaken before after"
+    )
 
 
 class SnapshotCompactor:
@@ -179,10 +157,9 @@ class SnapshotCompactor:
                     progress(done.num_pointers, None)
                     continue
             done, vain = replace(done, num_overtaken=done.num_overtaken + 1), vain + 1
-        message = (
+        raise UnavailableError(
             f"log {self._manifests.url}: what was to be packed changed {vain} times over: try again when it is quieter"
         )
-        raise UnavailableError(message)
 
     def _build(self, repack: Repack, manifest: Manifest) -> Rewrite:
         needed = (*repack.opened, *repack.above)

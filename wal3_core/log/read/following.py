@@ -1,5 +1,6 @@
 """Following a log: its records, then whatever is appended, up to its seal.
 
+``History`` tells whether it goes on from what was seen of it, or an older manifest was restored, and others appended.
 From asyncio, blocking calls are made in threads of their own, and taken back when their caller is cancelled.
 """
 
@@ -7,30 +8,68 @@ from __future__ import annotations
 
 import contextlib
 import math
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError, LogError, LogNotFoundError
-from wal3_core.format.manifest import BEING_DESTROYED, UNDO
-from wal3_core.format.position import AtTime
-from wal3_core.log.read.history import History
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import BEING_DESTROYED, UNDO, Manifest
+from wal3_core.format.position import AtTime, ReadStart
+from wal3_core.format.record import Record
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
 from wal3_core.log.read.scan import begun, floor_of
-from wal3_core.runtime import Closing
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import Closing, Runtime
 from wal3_core.store.retrying import longer_s
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-    from concurrent.futures import Future
-    from types import TracebackType
 
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.options import ReaderOptions
-    from wal3_core.runtime import Runtime
+@dataclass(frozen=True, slots=True)
+class History:
+    """The setsum of all records that were ever appended below the offset ``limit``, and the ``token`` of the last pass.
+
+    Offsets, generations and numbers of passes come again after a restore; these do not.
+    """
+
+    limit: int
+    setsum: Setsum
+    token: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return what a manifest says of all records up to its end."""
+        return cls(manifest.next.position.offset, manifest.setsum, manifest.compaction.token)
+
+    def is_comparable(self, manifest: Manifest) -> bool:
+        """Whether a manifest, which does not end earlier, still says what its setsum was there.
+
+        Not if it begins later, nor after a pass: what that one dropped is known only as a sum over the whole log.
+        """
+        return self.token == manifest.compaction.token and manifest.first.position.offset <= self.limit
+
+    def goes_on_in(self, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> bool:
+        """Whether a comparable manifest has the same records below the limit.
+
+        Loads the snapshots that lie on both sides of it, one of each depth at most.
+        """
+        return self.setsum == manifest.setsum - _sum_from(manifest.pointers, self.limit, load)
+
+
+def _sum_from(pointers: Sequence[Pointer], offset: int, load: Callable[[SnapshotPointer], Snapshot]) -> Setsum:
+    """Add up what lies at or after an offset, and a fragment that lies on both sides: then it is another log's sum."""
+    found = EMPTY
+    for pointer in reversed(pointers):
+        if pointer.limit.offset <= offset:
+            break
+        if isinstance(pointer, FragmentPointer) or pointer.start.offset >= offset:
+            found += pointer.setsum
+        else:
+            found += _sum_from(load(pointer).pointers, offset, load)
+    return found
 
 
 def destroyed(log: str, manifest: Manifest) -> LogNotFoundError:
@@ -154,11 +193,10 @@ class Following:
         # A snapshot that is missing was replaced since, or is damaged: the read comes to it.
         with contextlib.suppress(CorruptError):
             if not history.goes_on_in(manifest, self._source.load):
-                message = (
+                raise InvalidRequestError(
                     f"log {self._log}: expected the records before offset {history.limit} to be those that were read,"
                     f" found others: an older manifest was restored meanwhile: open it again where it is to go on"
                 )
-                raise InvalidRequestError(message)
 
     def take(self, count: int, bytes_max: int | None = None) -> list[Record]:
         """Return the next records that the log holds now, at most ``count``; none at its end.

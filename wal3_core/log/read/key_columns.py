@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,20 +10,16 @@ import numpy as np
 from wal3_core.format import parquet
 from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
-from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.runtime import map_ahead
-from wal3_core.store.object_store import object_url, share_of
+from wal3_core.format.snapshot import Snapshot
+from wal3_core.log.read.reader import read_part
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import Runtime, map_ahead
+from wal3_core.store.object_store import ObjectStore, object_url, share_of
 from wal3_core.store.retrying import reread_if_damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import pyarrow as pa
 
-    from wal3_core.format.snapshot import Snapshot
-    from wal3_core.options import ReaderOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
 
 # Bytes at a file's end that are read first: one request costs less than two, and most footers are no longer.
 _TAIL_BYTES = 2**16
@@ -113,7 +110,7 @@ class _PartOfFile:
         # What lies behind was read.
         self._limit = max(0, num_bytes - _TAIL_BYTES)
         # Before memory for the whole file is taken: an object that ends earlier than its pointer says is found here.
-        tail = self._get(self._limit, num_bytes)
+        tail = read_part(store, pointer, self._limit, num_bytes, what=self.what)
         self.data = np.zeros(num_bytes, dtype=np.uint8).data
         self.data[self._limit :] = tail
         try:
@@ -127,21 +124,7 @@ class _PartOfFile:
         """Read a range, except what was read at first."""
         limit = min(limit, self._limit)
         if start < limit:
-            self.data[start:limit] = self._get(start, limit)
-
-    def _get(self, start: int, limit: int) -> bytes:
-        pointer = self._pointer
-        # One more byte detects a longer file.
-        length = limit - start + (limit == pointer.num_bytes)
-        found = self._store.read(pointer.path, start=start, length=length)
-        if found is None:
-            message = f"{self.what}: expected a file, found none"
-            raise FragmentMissingError(message, path=pointer.path)
-        if len(found) != limit - start:
-            more = " or more" if len(found) > limit - start else ""
-            detail = f"expected {pointer.num_bytes} bytes, found {start + len(found)}{more}"
-            raise parquet.changed(self.what, detail)
-        return found
+            self.data[start:limit] = read_part(self._store, self._pointer, start, limit, what=self.what)
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,42 +8,35 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
 
 from wal3_core.arguments import checked, optional, seconds
-from wal3_core.errors import InvalidRequestError, MissingError
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
 from wal3_core.format import parquet
-from wal3_core.format.paths import check_log_name
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.parquet import Fragment
+from wal3_core.format.paths import LogId, check_log_name
+from wal3_core.format.position import ReadStart
+from wal3_core.format.record import Record
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
 from wal3_core.log.read.following import Following, Source, Waiting, in_thread
-from wal3_core.log.read.scan import first_rows, holds, trim, within
-from wal3_core.log.read.walk import Loader, Reloading, Walk, stored_file
+from wal3_core.log.read.scan import Loader, Reloading, StoredFile, Walk, first_rows, holds, stored_file, trim, within
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.pin_store import PinStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import log_store, object_url, share_of
+from wal3_core.store.object_store import ObjectStore, log_store, object_url, share_of
 from wal3_core.store.retrying import reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
-
     import pandas as pd  # type: ignore[import-untyped,unused-ignore]  # it ships no types
     import polars as pl  # type: ignore[import-not-found,unused-ignore]  # optional
-
-    from wal3_core.errors import CorruptError
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.parquet import Fragment
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.log.read.walk import StoredFile
-    from wal3_core.store.object_store import ObjectStore
 
 
 # The columns of ``batches``. Times are times, so that they can be compared with others and shown; binary columns are
@@ -83,6 +76,19 @@ class FragmentMissingError(MissingError):
     """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
+def read_part(store: ObjectStore, pointer: FragmentPointer, start: int, limit: int, *, what: str) -> bytes:
+    """Read some bytes of a fragment; CorruptError if they show that it is longer or shorter than its pointer says."""
+    # One more byte detects a longer file without fetching all of it.
+    length = limit - start + (limit == pointer.num_bytes)
+    found = store.read(pointer.path, start=start, length=length)
+    if found is None:
+        raise FragmentMissingError(f"{what}: expected a file, found none", path=pointer.path)
+    if len(found) != limit - start:
+        more = " or more" if len(found) > limit - start else ""
+        raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {start + len(found)}{more}")
+    return found
+
+
 def read_fragment(
     store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
 ) -> tuple[bytes, Fragment]:
@@ -93,14 +99,7 @@ def read_fragment(
     what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
 
     def read() -> tuple[bytes, Fragment]:
-        # One more byte detects a longer file without fetching all of it.
-        data = store.read(pointer.path, length=pointer.num_bytes + 1)
-        if data is None:
-            message = f"{what}: expected a file, found none"
-            raise FragmentMissingError(message, path=pointer.path)
-        if len(data) != pointer.num_bytes:
-            more = " or more" if len(data) > pointer.num_bytes else ""
-            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
+        data = read_part(store, pointer, 0, pointer.num_bytes, what=what)
         return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, verify=verify, what=what)
 
     return reread_if_damaged(read, store)
@@ -336,7 +335,8 @@ class LogReader:
 
     def _reloading(self, *, exact: bool = True) -> Reloading:
         return Reloading(
-            source=self,
+            load=self.manifest,
+            walk=self.walk,
             url=self._manifests.url,
             log_id=self._manifests.log_id(),
             reloads_max=self._options.reloads_max,
@@ -369,11 +369,9 @@ def open_pinned(
     runtime, options = runtime or shared_runtime(), options or ReaderOptions()
     pin = PinStore(store, log, runtime=runtime).load(name)
     if pin is None:
-        message = f"log {log}: expected a pin {name}, found none"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected a pin {name}, found none")
     if not pin.complete:
-        message = f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again")
     reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
     reader.pinned = pin.manifest
     return reader

@@ -9,29 +9,27 @@ Reports of adjoining ranges add up to one of the whole log.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
-from wal3_core.format.paths import (
-    KEY_ROLLUP_FOLDER,
-    MANIFEST,
-    check_log_id,
-    key_rollup_path,
-    life_folder,
-)
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import KEY_ROLLUP_FOLDER, MANIFEST, check_log_id, key_rollup_path, life_folder
+from wal3_core.format.position import ReadStart
 from wal3_core.format.setsum import EMPTY, Setsum
-from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.format.snapshot import Pointer, SnapshotPointer
 from wal3_core.format.strict_json import (
     FLAG,
     INTEGER,
     TEXT,
-    Member,
+    JsonObject,
     Stored,
     dump_members,
     load,
+    member,
     read_members,
     several,
     text_as,
@@ -43,18 +41,7 @@ from wal3_core.log.read.scan import offset_of
 from wal3_core.options import POINTERS_MAX, UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.store.documents.manifest_store import lost_manifest
-from wal3_core.store.object_store import log_store, object_url, share_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.store.object_store import ObjectStore
-
+from wal3_core.store.object_store import ObjectStore, log_store, object_url, share_of
 
 FETCHES_AHEAD = 4
 
@@ -158,8 +145,7 @@ def _begin(manifest: Manifest, start: ReadStart) -> ReadStart:
     if offset is None:
         return start
     if not 1 <= offset <= end:
-        message = f"scrub: expected an offset from 1 to {end}, found {offset}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"scrub: expected an offset from 1 to {end}, found {offset}")
     return None if offset <= manifest.first.position.offset else offset
 
 
@@ -246,7 +232,7 @@ class Problem(Stored):
     path: str
     message: str
 
-    MEMBERS = (Member("path", TEXT), Member("message", TEXT))
+    MEMBERS = (member("path", TEXT), member("message", TEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,11 +290,10 @@ class ScrubReport:
         same = (behind.log, behind.log_id) == (self.log, self.log_id)
         adjoins = behind.first_offset == self.next_offset
         if not same or not (adjoins or behind.asked_offset == self.next_offset or collected):
-            message = (
+            raise InvalidRequestError(
                 f"scrub of log {self.log}: expected a report that goes on at {self.next_offset}, found one of"
                 f" log {behind.log} {behind.log_id} from {behind.first_offset}"
             )
-            raise InvalidRequestError(message)
         covered = None
         if adjoins and self.covered is not None and self.pruned == behind.pruned:
             covered = _sum(self.covered, behind.found)
@@ -350,16 +335,16 @@ class ScrubReport:
 _SUM = text_as(lambda digits, _: Setsum.from_hexdigest(digits).hexdigest())
 _COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots", "first_offset", "next_offset", "end_offset")
 _MEMBERS = (
-    Member("log", TEXT),
-    Member("log_id", TEXT),
-    Member("sound", FLAG),
-    Member("setsum", _SUM),
-    *(Member(name, INTEGER) for name in _COUNTS),
-    Member("found", _SUM),
-    Member("covered", _SUM, default=None),
-    Member("pruned", _SUM, default=None),
-    Member("asked_offset", INTEGER, default=None),
-    Member("problems", several(Problem.from_json, POINTERS_MAX, Problem.to_json)),
+    member("log", TEXT),
+    member("log_id", TEXT),
+    member("sound", FLAG),
+    member("setsum", _SUM),
+    *(member(name, INTEGER) for name in _COUNTS),
+    member("found", _SUM),
+    member("covered", _SUM, default=None),
+    member("pruned", _SUM, default=None),
+    member("asked_offset", INTEGER, default=None),
+    member("problems", several(Problem.from_json, POINTERS_MAX, Problem.to_json)),
 )
 
 

@@ -8,29 +8,25 @@ Keeps INV-10 and INV-19 of docs/protocol.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.format import parquet
-from wal3_core.format.position import AtTime, LogPosition
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import LogId
+from wal3_core.format.position import AtTime, LogPosition, ReadStart
+from wal3_core.format.record import Record
 from wal3_core.log.read.following import Waiting, destroyed
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.store.object_store import log_store
+from wal3_core.store.object_store import ObjectStore, log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
-
     # A log's name, and its last manifest.
     _Before = tuple[str, Manifest]
 
@@ -61,11 +57,10 @@ def records_across(
         except LogNotFoundError as error:
             if before is None:
                 raise
-            message = (
+            raise LogNotFoundError(
                 f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
                 f" exist: create the successor"
-            )
-            raise LogNotFoundError(message) from error
+            ) from error
         manifest = continuing(reader.manifest(), log, before, seen)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
@@ -123,11 +118,10 @@ def continuing(found: Manifest, log: str, before: _Before | None, seen: set[LogI
     CorruptError as well when it is among those ``seen``, to which it is added: their successors lead in a circle.
     """
     if before is not None and not goes_on_from(before[1], found):
-        message = (
+        raise CorruptError(
             f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
             f" found one that begins at {found.first.position}"
         )
-        raise CorruptError(message)
     if seen is not None:
         if found.log_id in seen:
             message = f"log {log}: expected a log that none of its successors leads to, found log {found.log_id} again"
@@ -170,7 +164,10 @@ class _ChainRead:
         self.start = start
         self._limits = limits
         self._begun = False
-        self._finished = _is_over(limits)
+
+    @property
+    def _finished(self) -> bool:
+        return 0 in (self._limits.records, self._limits.num_bytes, self._limits.fragments)
 
     def begin(self, manifest: Manifest) -> None:
         """Fix where the read starts by the first manifest it sees, unless it can only be in a later log."""
@@ -224,11 +221,6 @@ class _ChainRead:
             num_bytes=_less(limits.num_bytes, num_bytes),
             fragments=_less(limits.fragments, 1),
         )
-        self._finished = _is_over(self._limits)
-
-
-def _is_over(limits: Limits) -> bool:
-    return 0 in (limits.records, limits.num_bytes, limits.fragments)
 
 
 def _less(limit: int | None, amount: int) -> int | None:

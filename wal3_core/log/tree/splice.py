@@ -1,31 +1,69 @@
-"""Replaces runs of fragments anywhere in a manifest's tree by one fragment each.
+"""Changes the tree of snapshots below a manifest at any place: cuts it off below an offset, and replaces fragments.
 
-Only the snapshots that lead to a replaced fragment are written again. A run may lie across snapshots, across depths,
-and across the fragments that the manifest itself holds: the siblings it connects are opened and packed together.
-Keeps INV-41. Source: docs/protocol.md, "Key compaction".
+Only the snapshots that lead to a change are written again. A run of fragments that one fragment replaces may lie across
+snapshots, across depths, and across the fragments that the manifest itself holds: the siblings it connects are opened
+and packed together. Keeps INV-13 and INV-41. Source: docs/protocol.md, "Key compaction".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format.manifest import Boundary, Compaction, Manifest
+from wal3_core.format.pass_record import Replacement
 from wal3_core.format.paths import MANIFEST
-from wal3_core.format.snapshot import Snapshot, SnapshotPointer, sum_setsums
-from wal3_core.log.tree.repack import capacity, pack
-from wal3_core.runtime import US_PER_S
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
+from wal3_core.log.tree.shape import Packer, opened
+from wal3_core.options import SnapshotOptions
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Compaction, Manifest
-    from wal3_core.format.pass_record import Replacement
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.options import SnapshotOptions
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A manifest's ``pointers`` from ``first`` on, and the pointers it drops.
+
+    ``dropped`` are pointers dropped with everything below them, in log order; ``replaced`` are snapshots
+    of which a part is kept; ``written`` are the new snapshots with those parts, deepest first.
+    """
+
+    first: Boundary
+    pointers: tuple[Pointer, ...]
+    dropped: tuple[Pointer, ...]
+    replaced: tuple[SnapshotPointer, ...]
+    written: tuple[Snapshot, ...]
+
+
+def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer], Snapshot]) -> Cut:
+    """Cut off the fragments whose records all lie below ``offset``; ``dropped`` is empty when there are none."""
+    dropped: list[Pointer] = []
+    replaced: list[SnapshotPointer] = []
+    written: list[Snapshot] = []
+
+    def keep(pointers: Sequence[Pointer]) -> Sequence[Pointer]:
+        for index, pointer in enumerate(pointers):
+            if pointer.limit.offset <= offset:
+                dropped.append(pointer)
+            elif isinstance(pointer, SnapshotPointer) and pointer.start.offset < offset:
+                return [keep_part(pointer), *pointers[index + 1 :]]
+            else:
+                return pointers[index:]
+        return []
+
+    def keep_part(pointer: SnapshotPointer) -> SnapshotPointer:
+        below = load(pointer).pointers
+        kept = tuple(keep(below))
+        if kept == below:
+            return pointer
+        replaced.append(pointer)
+        written.append(manifest.snapshot_of(kept))
+        return written[-1].pointer
+
+    kept = tuple(keep(manifest.pointers))
+    first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
+    return Cut(first=first, pointers=kept, dropped=tuple(dropped), replaced=tuple(replaced), written=tuple(written))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +86,7 @@ def splice(
     load: Callable[[SnapshotPointer], Snapshot],
 ) -> Spliced:
     """Replace runs of fragments, given in log order; InvalidRequestError if the manifest does not hold them all."""
-    splicer = _Splicer(manifest, options, load)
+    splicer = _Splicer(options, manifest, load)
     pointers = tuple(splicer.level(manifest.pointers, replacements))
     return Spliced(pointers=pointers, written=tuple(splicer.written), replaced=tuple(splicer.replaced))
 
@@ -61,9 +99,10 @@ def apply_splice(
     An announced collection is withdrawn if its cutoff now lies inside a fragment.
     """
     before = sum_setsums(member for each in replacements for member in each.members)
-    dropped = before - sum_setsums(each.pointer for each in replacements)
+    pointers = [each.pointer for each in replacements]
+    dropped = before - sum_setsums(pointers)
     announced = manifest.announced
-    if announced is not None and any(_cuts(announced.first.seq_no, each.pointer) for each in replacements):
+    if announced is not None and any(each.first_seq_no < announced.first.seq_no <= each.seq_no for each in pointers):
         announced = None
     changed = replace(
         manifest, pruned=manifest.pruned + dropped, compaction=compaction, compacting=None, announced=announced
@@ -71,18 +110,11 @@ def apply_splice(
     return changed.holding(spliced.pointers)
 
 
-def _cuts(seq_no: int, pointer: FragmentPointer) -> bool:
-    return pointer.first_seq_no < seq_no <= pointer.seq_no
-
-
-class _Splicer:
+class _Splicer(Packer):
     def __init__(
-        self, manifest: Manifest, options: SnapshotOptions, load: Callable[[SnapshotPointer], Snapshot]
+        self, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
     ) -> None:
-        self._manifest = manifest
-        self._options = options
-        self._load = load
-        self.written: list[Snapshot] = []
+        super().__init__(options, manifest, load)
         self.replaced: list[str] = []
 
     def level(self, siblings: Sequence[Pointer], replacements: Sequence[Replacement]) -> Iterator[Pointer]:
@@ -95,16 +127,8 @@ class _Splicer:
         depth = max(sibling.depth for sibling in siblings)
         if depth == 0:
             return self._replaced(siblings, inside)
-        below: list[Pointer] = []
-        opened: list[str] = []
-        for sibling in siblings:
-            if isinstance(sibling, SnapshotPointer) and sibling.depth == depth:
-                below += self._load(sibling).pointers
-                opened.append(sibling.path)
-            else:
-                below.append(sibling)
-        made = self._raised(list(self.level(below, inside)), depth)
-        self.replaced += opened
+        made = self._raised(list(self.level(opened(siblings, depth, self._load), inside)), depth)
+        self.replaced += [sibling.path for sibling in siblings if sibling.depth == depth]
         return made
 
     def _replaced(self, siblings: Sequence[Pointer], inside: Sequence[Replacement]) -> Sequence[Pointer]:
@@ -119,13 +143,8 @@ class _Splicer:
             runs = [list(run) for _, run in groupby(pointers, partial(_lies_above, level))]
             pointers = []
             for run in runs:
-                pointers += run if _lies_above(level, run[0]) else self._packed(run, level)
+                pointers += run if _lies_above(level, run[0]) else self.nodes(run, level)
         return pointers
-
-    def _packed(self, pointers: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
-        for node in pack(pointers, capacity(self._options, depth), self._options.gc_interval_s * US_PER_S):
-            self.written.append(self._manifest.snapshot_of(node))
-            yield self.written[-1].pointer
 
 
 def _lies_above(level: int, pointer: Pointer) -> bool:
@@ -156,8 +175,7 @@ def _clusters(
 
 def _gone(replacement: Replacement) -> InvalidRequestError:
     pointer = replacement.pointer
-    message = (
+    return InvalidRequestError(
         f"{MANIFEST}: expected fragments {pointer.first_seq_no} to {pointer.seq_no} as they were compacted,"
         f" found others"
     )
-    return InvalidRequestError(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -14,12 +14,9 @@ from wal3_core.arguments import instance_of, several, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format.parquet import binary_array
 from wal3_core.format.record import Message, check_message, check_sizes
+from wal3_core.options import WriterOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from wal3_core.options import WriterOptions
-
     # Python objects, or an array of the type binary that nothing else refers to.
     Values: TypeAlias = Sequence[bytes | None] | pa.BinaryArray
     # What a caller appends as a table.
@@ -87,7 +84,10 @@ def check_records(records: Iterable[bytes | Message], options: WriterOptions) ->
     if not listed:
         raise no_records()
     if set(map(type, listed)) == {bytes}:
-        columns = _plain_columns(cast("list[bytes]", listed), options)
+        bodies = cast("list[bytes]", listed)
+        # Without looking at each in Python.
+        check_sizes(None, max(map(len, bodies)), record_bytes_max=options.record_bytes_max)
+        columns = Columns(None, bodies, sum(map(len, bodies)))
     else:
         columns = _checked_columns(listed, options)
     check_together(columns.num_bytes, len(listed), options)
@@ -103,20 +103,10 @@ def check_together(num_bytes: int, num_records: int, options: WriterOptions) -> 
     """Refuse more than one fragment takes; more records than that may not have been counted to their end."""
     if num_bytes > options.fragment_bytes_max or num_records > options.batch_records_max:
         more = "at least " if num_records > options.batch_records_max else ""
-        message = (
+        raise InvalidRequestError(
             f"append: expected at most {options.fragment_bytes_max} bytes and {options.batch_records_max} records"
             f" to append together, found {more}{num_bytes} bytes and {num_records} records"
         )
-        raise InvalidRequestError(message)
-
-
-def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
-    """Build the columns of records that are just bodies, without looking at each in Python."""
-    largest = max(map(len, bodies))
-    if largest > options.record_bytes_max:
-        message = f"record: expected at most {options.record_bytes_max} bytes of key and body, found {largest}"
-        raise InvalidRequestError(message)
-    return Columns(None, bodies, sum(map(len, bodies)))
 
 
 def _checked_columns(records: list[bytes | Message], options: WriterOptions) -> Columns:
@@ -182,8 +172,7 @@ def check_table(table: Rows, options: WriterOptions) -> Columns:
     names = table.schema.names
     if set(names) - {"key"} != {"body"} or len(names) != len(set(names)):
         found = repr(names)[:_SHOWN_MAX]
-        message = f"append: expected the columns body and key, or body alone, found {found}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"append: expected the columns body and key, or body alone, found {found}")
     for field in table.schema:
         _check_type(field.name, field.type)
     whole = _whole(table, options)

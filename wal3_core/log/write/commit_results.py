@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +24,7 @@ from wal3_core.errors import (
     ContentionError,
     HaltedError,
     KeyRequiredError,
+    LogError,
     LogReplacedError,
     NotDurableError,
     UnavailableError,
@@ -30,6 +33,15 @@ from wal3_core.errors import (
 )
 from wal3_core.format.manifest import Durability
 from wal3_core.format.position import LogPosition
+from wal3_core.log.write.appends import (
+    Append,
+    BatchQueue,
+    InFlightFragment,
+    Marking,
+    WritePosition,
+    sealed_error,
+    view_required,
+)
 from wal3_core.log.write.commit import (
     CommitResult,
     Committed,
@@ -40,25 +52,17 @@ from wal3_core.log.write.commit import (
     hopeless,
     searched,
 )
-from wal3_core.log.write.in_flight import sealed_error, view_required
 from wal3_core.log.write.pacing import WriterFairness
-from wal3_core.store.documents.manifest_store import Installed
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Runtime
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
 from wal3_core.store.retrying import delivery_s_of
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Iterable, Sequence
-    from concurrent.futures import Future
 
-    from wal3_core.errors import LogError, UnmarkedError
-    from wal3_core.log.write.batch import Append, BatchQueue
-    from wal3_core.log.write.in_flight import InFlightFragment, WritePosition
-    from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.stats import Meter, Report
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Outcome, Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.documents.snapshot_store import SnapshotStore
 
 
 # The age, when an append without a key or of another view was accepted, of a manifest that refuses it: at most this.
@@ -360,11 +364,10 @@ class HaltState:
         """Return why nothing is appended; None when the writer is not halted."""
         if self.failure is None:
             return None
-        message = (
+        return HaltedError(
             f"log {self._url}: not appended: an earlier append of this ordered writer failed"
             f" (resume() lets it continue): {self.failure}"
         )
-        return HaltedError(message)
 
     def resume(self, verdict: Durability | None) -> ResumeReport:
         """Continue, with the verdict on the undetermined fragments, and restart the counts."""
@@ -405,8 +408,7 @@ def determined(
         return verdict
     # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
     if not isinstance(manifests.install(found.manifest, found), Installed):
-        message = f"{manifests.what}: still unknown what became of an unanswered commit"
-        raise UnavailableError(message)
+        raise UnavailableError(f"{manifests.what}: still unknown what became of an unanswered commit")
     return verdict
 
 
@@ -430,10 +432,6 @@ class OutcomeQueue:
         self._taken: dict[int, Sequence[Append]] = {}
         self._batches = itertools.count()
 
-    def admit(self, admitted: Outcome[None]) -> None:
-        """Let a caller continue that waits for room."""
-        self._pending.append(partial(admitted.set_result, None))
-
     def acknowledge(self, flight: InFlightFragment) -> None:
         """Give the appends of a committed fragment their positions, once it is marked."""
         held = self.marking.hold(flight)
@@ -450,7 +448,12 @@ class OutcomeQueue:
     def _acknowledge(self, flight: InFlightFragment) -> None:
         unmarked = self.marking.error_of(flight)
         if unmarked is not None:
-            self._fail_unmarked(flight, unmarked)
+            offset = flight.start.offset
+            for append in flight.appends:
+                own = copy.copy(unmarked)
+                own.offset = offset
+                offset += append.columns.num_records
+                self.give_up([append], own, unmarked.__cause__)
             return
         self.appends += len(flight.appends)
         self.note(partial(self.report.durable, flight.appends))
@@ -458,14 +461,6 @@ class OutcomeQueue:
         self.num_bytes += sum(append.columns.num_bytes for append in flight.appends)
         self._pending.append(partial(_acknowledge_each, flight))
         self._release(flight.appends)
-
-    def _fail_unmarked(self, flight: InFlightFragment, error: UnmarkedError) -> None:
-        offset = flight.start.offset
-        for append in flight.appends:
-            own = copy.copy(error)
-            own.offset = offset
-            offset += append.columns.num_records
-            self.give_up([append], own, error.__cause__)
 
     def give_up(self, appends: Sequence[Append], error: LogError, cause: BaseException | None) -> None:
         """Fail appends."""
@@ -479,13 +474,9 @@ class OutcomeQueue:
             self._pending.append(partial(append.future.set_exception, own))
         self._release(appends)
 
-    def withdraw(self, append: Append, error: LogError) -> None:
-        """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
-        self._pending.append(partial(append.future.set_exception, error))
-
-    def note(self, report: Callable[[], None]) -> None:
-        """Have something reported once the lock is released, before the outcomes that follow."""
-        self._pending.append(report)
+    def note(self, call: Callable[[], None]) -> None:
+        """Have something reported or delivered once the lock is released, before the outcomes that follow."""
+        self._pending.append(call)
 
     def take(self) -> list[Callable[[], None]]:
         """Take the calls that report and deliver outcomes."""
@@ -497,16 +488,13 @@ class OutcomeQueue:
         taken = chain.from_iterable(list(self._taken.values()))
         return [*(append.future for append in taken), *self.marking.futures()]
 
-    def _delivered(self, batch: int) -> None:
-        del self._taken[batch]
-
     def _release(self, appends: Sequence[Append]) -> None:
         self.bytes_released += sum(append.columns.bytes_held for append in appends)
         if appends:
             # They get their outcomes after the lock is released; a flush waits for that, too.
             batch = next(self._batches)
             self._taken[batch] = appends
-            self._pending.append(partial(self._delivered, batch))
+            self._pending.append(partial(self._taken.__delitem__, batch))
 
 
 def _acknowledge_each(flight: InFlightFragment) -> None:

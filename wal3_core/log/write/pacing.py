@@ -1,19 +1,9 @@
 """When a writer acts: when it cuts a batch, pauses, lets other writers append, and wakes a worker.
 
-**Batches.** A batch is cut so that its upload ends when the commit under way does, and not before: a fragment that is
-uploaded earlier waits for that commit, and what is appended meanwhile would wait for the next one. One batch is cut for
-each commit, so a slow store gets fewer, larger fragments. Source: docs/protocol.md, "Append".
-
-**Pauses.** A process that changes the manifest loads it and swaps it, one round trip apart. A writer that sends its
-next CAS as soon as it has the last one's answer leaves no such gap to a process that is farther from the store: a seal,
-a collection, a compaction, a pin or a destroy would never get its turn. What is uploaded during the pause goes into the
-next commit. Source: docs/protocol.md, "Turns".
-
-**Turns.** A fragment carries its place in the log, so the uploads of a writer that another one overtakes are lost; and
-a writer that is closer to the store, or has more to append, would overtake the others for ever. Therefore a writer that
-has seen another one's appends waits after a turn. One that waits uploads nothing before it has seen the log at rest,
-for longer the more of the others come before it: the epochs in the manifest show whose last turn was longer ago.
-Writers that do not know of each other yet meet in the pauses. Only speed and fairness depend on this.
+One batch is cut for each commit, so that its upload ends when the commit under way does: one that is uploaded earlier
+waits, and what is appended meanwhile would wait for the next one. Pauses leave others a gap between their load and
+their CAS. A writer that has seen another one's appends waits after a turn, and begins again once it has seen the log at
+rest. Only speed and fairness depend on this. Source: docs/protocol.md, "Append" and "Turns".
 """
 
 from __future__ import annotations
@@ -21,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from wal3_core.format.manifest import Manifest
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Runtime
 
-    from wal3_core.format.manifest import Manifest
+if TYPE_CHECKING:
     from wal3_core.log.write.stats import Meter
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Runtime
 
 
 class BatchDeadline:

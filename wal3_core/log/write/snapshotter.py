@@ -1,29 +1,26 @@
-"""Rolls the manifest's older pointers into snapshots, off the hot path.
+"""Rolls the manifest's older pointers into snapshots, off the hot path: they are uploaded beside fragments and commits.
 
-A long-lived writer rolls what its own commits made due: the snapshots are uploaded beside the
-commits, and the first manifest written after they are durable uses them. A writer that makes a single
-append has no time for that, so a writer that begins on a manifest where a roll is due already rolls it
-first: the snapshots are uploaded beside the fragment, and its commit waits for them, within a bound.
+What a writer's own commits made due, the first manifest uses that is written once it is durable. For what was due when
+the writer began, its first commit waits, within a bound. Source: docs/protocol.md, "Snapshot tree".
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.log.tree.rolls import Rewrite, build_snapshot, plan_roll, roll_all
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.snapshot import Snapshot
+from wal3_core.log.tree.shape import Rewrite, build_snapshot, plan_roll, roll_all
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Runtime, Timer
+from wal3_core.store.documents.snapshot_store import SnapshotStore
 from wal3_core.store.retrying import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Snapshot
     from wal3_core.log.write.stats import Meter
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Runtime, Timer
-    from wal3_core.store.documents.snapshot_store import SnapshotStore
     from wal3_core.workers import Share
 
 # The time for the write of a snapshot with its retries: the next commit or writer tries again.

@@ -9,22 +9,26 @@ program's code.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ConditionNotMetError, HaltedError, SealedError, UnknownDurabilityError, UnmarkedError
+from wal3_core.errors import (
+    AppendError,
+    ConditionNotMetError,
+    HaltedError,
+    LogError,
+    SealedError,
+    UnknownDurabilityError,
+    UnmarkedError,
+)
 from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined
 from wal3_core.options import SLOW_COMMIT_S
-from wal3_core.runtime import SILENT, AppendEnd, CommitEnd, Conflict
+from wal3_core.runtime import SILENT, AppendEnd, CommitEnd, Conflict, Runtime
 from wal3_core.runtime.loggers import WRITER, Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.errors import AppendError, LogError
-    from wal3_core.log.write.batch import Append
-    from wal3_core.log.write.in_flight import InFlightFragment
-    from wal3_core.runtime import Runtime
+    from wal3_core.log.write.appends import Append, InFlightFragment
 
 
 # Weight of the newest measurement in a moving average of durations.

@@ -28,6 +28,8 @@ Nothing runs while nothing is queued. Source: docs/protocol.md, "Append".
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain, takewhile
@@ -35,34 +37,29 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, LogError
 from wal3_core.format.manifest import Durability
-from wal3_core.log.write.batch import Admission, BatchQueue
-from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
-from wal3_core.log.write.commit_results import CommitResultHandler, HaltState, WriterState, call_each, determined
-from wal3_core.log.write.in_flight import WritePosition
-from wal3_core.log.write.log_clock import LogClock
-from wal3_core.log.write.marking import Marking
+from wal3_core.format.position import LogPosition
+from wal3_core.log.write.appends import Admission, Append, BatchQueue, InFlightFragment, Marking, Marks, WritePosition
+from wal3_core.log.write.commit import CommitResult, Committed, Committer, LogClock, Undetermined
+from wal3_core.log.write.commit_results import (
+    CommitResultHandler,
+    HaltState,
+    ResumeReport,
+    WriterState,
+    call_each,
+    determined,
+)
 from wal3_core.log.write.pacing import BatchDeadline, WorkerWakeup, YieldPause
 from wal3_core.log.write.snapshotter import Snapshotter
 from wal3_core.log.write.stats import Meter, Report, WriterStats
-from wal3_core.runtime import callbacks_held
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Runtime, Timer, callbacks_held
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
 from wal3_core.store.object_store import share_of
 from wal3_core.store.retrying import for_store, until_answered, within
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from wal3_core.format.position import LogPosition
-    from wal3_core.log.write.batch import Append
-    from wal3_core.log.write.commit_results import ResumeReport
-    from wal3_core.log.write.in_flight import InFlightFragment
-    from wal3_core.log.write.marking import Marks
-    from wal3_core.options import WriterOptions
-    from wal3_core.runtime import Runtime, Timer
-    from wal3_core.store.documents.manifest_store import Installed, ManifestStore
-
     _Calls = list[Callable[[], None]]
     # May return the step that follows it in the same thread.
     _Step = Callable[[], "_Step | None"]
@@ -147,8 +144,7 @@ class WriteLoop:
 
     def _check_open(self, append: Append) -> None:
         if self._closed:
-            message = f"log {self._url}: expected an open writer, found it closed"
-            raise ClosedError(message)
+            raise ClosedError(f"log {self._url}: expected an open writer, found it closed")
         refusal = self._results.refusal() or self._results.refusal_of(append)
         if refusal is not None:
             raise refusal

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
+from wal3_core.arguments import Check, checked, flag, instance_of, integer, optional, seconds, several, with_methods
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, UnknownDurabilityError
 from wal3_core.format.manifest import Manifest
-from wal3_core.format.parquet.writing import import_what_arrow_uses
-from wal3_core.format.paths import check_log_name
-from wal3_core.log.write.batch import Append, check_expected
+from wal3_core.format.parquet.encoding import import_what_arrow_uses
+from wal3_core.format.paths import LogId, check_log_name
+from wal3_core.format.position import LogPosition
+from wal3_core.format.record import Message
+from wal3_core.format.strict_json import U64_MAX
+from wal3_core.log.write.appends import Append, Marks
 from wal3_core.log.write.columns import a_table, check_records, check_table, one_record
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import (
-    Closing,
-    NotifyingOutcome,
-    Outcome,
-    Runtime,
-    ThreadRuntime,
-    reentered,
-    shared_runtime,
-)
+from wal3_core.runtime import Closing, NotifyingOutcome, Outcome, Runtime, ThreadRuntime, reentered, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.runtime.threads import HUNG_S_MAX, WATCH
-from wal3_core.store.documents.manifest_store import ManifestStore, new_log_id
-from wal3_core.store.object_store import a_store, log_store
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore, new_log_id
+from wal3_core.store.object_store import ObjectStore, a_store, log_store
 from wal3_core.store.retrying import delivery_s_of, for_store, until_answered, with_retries, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from concurrent.futures import Future
-
-    from wal3_core.arguments import Check
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.position import LogPosition
-    from wal3_core.format.record import Message
     from wal3_core.log.write.columns import Columns, Rows
     from wal3_core.log.write.commit_results import ResumeReport
-    from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.store.documents.manifest_store import Installed
-    from wal3_core.store.object_store import ObjectStore
 
 T = TypeVar("T")
 
@@ -263,7 +250,10 @@ class LogWriter(Closing):
 
         OverloadedError after ``timeout_s``, or when a call of the store never returns.
         """
-        append = Append(columns, future, self._runtime.monotonic_s(), check_expected(expect_next))
+        if expect_next is not None and not 1 <= expect_next <= U64_MAX:
+            message = f"append: expected an offset from 1 to 2**64 - 1 for expect_next, found {expect_next!r}"
+            raise InvalidRequestError(message)
+        append = Append(columns, future, self._runtime.monotonic_s(), expect_next)
         self._check_reentry()
         self._loop.accept(append, may_wait=timeout_s is None or timeout_s > 0)
         if append.admitted is None:

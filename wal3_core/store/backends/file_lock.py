@@ -13,16 +13,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from wal3_core.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.runtime import Runtime
+from wal3_core.runtime import Runtime
 
 _PAUSE_S_MIN = 0.0005
 _PAUSE_S_MAX = 0.02
@@ -75,11 +72,10 @@ class LockWait:
         while not _try(file, kind):
             # After a try: a process that was itself stopped meanwhile takes a lock that is free by now.
             if self.runtime.monotonic_s() >= limit_s:
-                message = (
+                raise UnavailableError(
                     f"store {self.store}: {purpose}: expected the lock {path} within {self.s_max:g} s, found it held"
                     f" by {_holder(os.fstat(_handle(file)))}: let it continue, or end it"
                 )
-                raise UnavailableError(message)
             self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
 

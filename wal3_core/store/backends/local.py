@@ -1,18 +1,11 @@
 """A directory as an object store: the embedded default.
 
-Objects are plain files, so that other tools read them in place. A version is named by the hash of
-its bytes, as an S3 ETag is. A file is written to a staging folder, synced, and then linked (create) or
-renamed (replace) into place, so that a killed process leaves the old object or the new one. A replace
-holds a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and a wait
-for it has a deadline: its holder may be stopped. For local file systems, not for NFS.
+Objects are plain files, so that other tools read them in place: docs/protocol.md, "The directory store". A version is
+named by the hash of its bytes, as an S3 ETag is. For local file systems, not for NFS.
 
-A folder is removed with its last object, unless a create is under way: creates take a shared lock,
-removals an exclusive one. Folders known to be on disk are known until any process removes a folder:
-it then appends a byte to the lock's file.
-
-``.wal3`` beside the objects belongs to the store. Locks work only among processes that use the same
-files: no store is made inside another (local_roots.py). A store that has seen it, and finds it gone, was
-renamed, or its file system is not mounted: that no file is there then says nothing, so it is an error.
+A folder is removed with its last object, unless a create is under way: creates take a shared lock, removals an
+exclusive one. Folders known to be on disk are known until any process removes a folder: it then appends a byte to the
+lock's file. ``.wal3`` beside the objects belongs to the store.
 """
 
 from __future__ import annotations
@@ -23,12 +16,12 @@ import fcntl
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from wal3_core.errors import UnsuitableStoreError
-from wal3_core.runtime import shared_runtime
+from wal3_core.errors import UnavailableError, UnsuitableStoreError
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.store.backends.file_lock import LockWait, this_process_alone
 from wal3_core.store.backends.local_durability import NO_SPACE, DiskDurability, sync_file, unavailable
 from wal3_core.store.backends.local_listing import Listing, check_leads_somewhere
@@ -54,12 +47,6 @@ from wal3_core.store.object_store import (
     check_length,
     check_path,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.errors import UnavailableError
-    from wal3_core.runtime import Runtime
 
 LOCK_WAIT_S_MAX = 20.0
 # Lock files are never deleted; paths are hashed onto this many.
@@ -337,12 +324,11 @@ def _link_new(staged: Path, target: Path) -> bool:
         return False
     except OSError as error:
         if error.errno in _NO_LINKS and not _can_link_beside(staged):
-            message = (
+            raise UnsuitableStoreError(
                 f"store {target.parent}: expected a file system with hard links, which a create needs, found none"
                 f" ({error.strerror}): keep the store on a local one that has them, as ext4, XFS, btrfs or APFS, and"
                 f" not on exFAT, SMB or a folder shared with a virtual machine"
-            )
-            raise UnsuitableStoreError(message) from error
+            ) from error
         raise
     return True
 

@@ -11,12 +11,9 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-
-if TYPE_CHECKING:
-    from wal3_core.store.object_store import Etag
+from wal3_core.store.object_store import Etag
 
 _SEEN_MAX = 100_000
 _FOLDERS_MAX = 10_000

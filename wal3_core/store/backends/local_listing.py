@@ -12,22 +12,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from wal3_core.errors import UnavailableError
+from wal3_core.store.backends.file_lock import LockWait
 from wal3_core.store.backends.local_durability import unavailable
-from wal3_core.store.backends.local_roots import OWN_FOLDER
+from wal3_core.store.backends.local_roots import OWN_FOLDER, Root
 from wal3_core.store.object_store import check_path
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from wal3_core.store.backends.file_lock import LockWait
-    from wal3_core.store.backends.local_roots import Root
-
-    Entries = Iterator[os.DirEntry[str]]
+Entries = Iterator[os.DirEntry[str]]
 
 
 class Listing:

@@ -1,14 +1,8 @@
 """One directory tree belongs to one store: the locks of two stores would not exclude each other.
 
-A folder is a store's root once it holds ``.wal3/locks``. A path belongs to the nearest root above it.
-So no root is made below another one, or above one, and a store does not touch files below a root inside its own.
-
-A root is made in two steps, so that when two processes make nested roots at the same time, or die
-doing so, at least one finds the other. First ``.wal3`` is made: a claim. Then the folders above are
-checked; then ``.wal3/locks`` is made: the root. A process with a root, or with a claim below, removes a
-claim that is in its way. That works only while the claim is empty; its owner then finds it gone, and
-starts again. A process with a root looks for others on the path to each object it writes: a root made
-earlier is found there, and the maker of a later one has found this root.
+A folder is a store's root once it holds ``.wal3/locks``; an empty ``.wal3`` is a claim to become one. Of two processes
+that make nested roots at the same time, or die doing so, at least one finds the other: docs/protocol.md, "The directory
+store".
 """
 
 from __future__ import annotations
@@ -16,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OWN_FOLDER = ".wal3"
 LOCKS = "locks"
@@ -53,11 +44,10 @@ class Root:
     def check_there(self) -> None:
         """Raise UnavailableError if the root was there, and is not."""
         if self._seen and not is_root(self._folder):
-            message = (
+            raise UnavailableError(
                 f"store {self._folder}: expected {OWN_FOLDER}/{LOCKS}, which was there, found none: mount its file"
                 f" system, or move the folder back; or open the store where it is now"
             )
-            raise UnavailableError(message)
 
 
 def is_root(folder: Path) -> bool:
@@ -87,8 +77,7 @@ def claim(root: Path) -> None:
             # The claim was removed for another root, or for a claim below.
             continue
         return
-    message = f"store {root}: expected to make {own}, found it removed {_CLAIMS_MAX} times"
-    raise UnavailableError(message)
+    raise UnavailableError(f"store {root}: expected to make {own}, found it removed {_CLAIMS_MAX} times")
 
 
 def check_above(root: Path) -> None:
@@ -144,11 +133,9 @@ def without_links(root: Path, path: str) -> str:
     try:
         folder = (root / path).resolve()
     except (OSError, RuntimeError) as error:
-        message = f"store {root}: {path}: {error}"
-        raise UnavailableError(message) from error
+        raise UnavailableError(f"store {root}: {path}: {error}") from error
     if not folder.is_relative_to(root):
-        message = f"store {root}: expected its folders inside, found {root / path} to lead to {folder}"
-        raise StoreDeniedError(message)
+        raise StoreDeniedError(f"store {root}: expected its folders inside, found {root / path} to lead to {folder}")
     return "/".join(folder.relative_to(root).parts)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import ClosedError
-from wal3_core.runtime import shared_runtime, wall_us
+from wal3_core.runtime import Lock, Runtime, shared_runtime, wall_us
 from wal3_core.store.object_store import (
     Buffer,
     Done,
@@ -21,11 +21,6 @@ from wal3_core.store.object_store import (
     check_length,
     check_path,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.runtime import Lock, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +114,8 @@ class MemoryStore:
         try:
             self._runtime.check_process()
         except ClosedError as error:
-            message = (
+            raise ClosedError(
                 f"store {self.url}: expected the process that made it, found a fork of it, which would write to a copy"
                 f" that no other process sees: use a store that processes share, as file:///…"
-            )
-            raise ClosedError(message) from error
+            ) from error
         return self._lock

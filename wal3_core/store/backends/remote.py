@@ -12,17 +12,19 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import obstore
 from obstore import exceptions
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import ObjectStore as Client
 
 from wal3_core.errors import ClosedError, InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import US_PER_S
@@ -44,13 +46,10 @@ from wal3_core.store.object_store import (
 from wal3_core.store.store_urls import NO_SECRETS, TIMEOUT_OPTIONS, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from boto3.session import Session
     from obstore import GetOptions, UpdateVersion
     from obstore import ObjectMeta as StoredMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config
-    from obstore.store import ObjectStore as Client
 
     from wal3_core.store.backends.s3_keys import S3Keys
 
@@ -81,21 +80,6 @@ _NO_RANGE = re.compile("status code: 416 ")
 _OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
 
 
-def write_timeouts(request_s: float, body_mib: int) -> ClientConfig:
-    """Return the limits of a request that sends so many MiB at most."""
-    return _timeouts(request_s, timeout=timedelta(seconds=request_s * (1 + body_mib)))
-
-
-def read_timeouts(request_s: float) -> ClientConfig:
-    """Return the limits of a read: of the silence before its first byte, and between others."""
-    silence = timedelta(seconds=request_s)
-    return _timeouts(request_s, read_timeout=silence, timeout=max(silence, timedelta(seconds=_READ_S_MAX)))
-
-
-def _timeouts(request_s: float, **limits: Unpack[ClientConfig]) -> ClientConfig:
-    return {"connect_timeout": timedelta(seconds=min(request_s, _CONNECT_S_MAX)), **limits}
-
-
 @dataclass(frozen=True, slots=True)
 class Clients:
     """The same bucket through clients that never retry, and one for reads, which may retry them.
@@ -112,8 +96,7 @@ class Clients:
 class RemoteStore:
     """A bucket, or a folder of one.
 
-    ``unquoted_etags`` is for servers that compare an If-Match header with the unquoted ETag, as
-    radosgw does.
+    ``unquoted_etags`` is for servers that compare an If-Match header with the unquoted ETag, as radosgw does.
     """
 
     def __init__(self, url: str, clients: Clients, *, folder: str = "", unquoted_etags: bool = False) -> None:
@@ -149,11 +132,10 @@ class RemoteStore:
         if _NO_RANGE.search(str(error)):
             # The object has changed since, or the answer was wrong.
             raise error
-        message = (
+        raise StoreDeniedError(
             f"store {self.url}: {path}: expected the bytes from {start} on, found that the server returns another"
             f" range: {trouble(error).text}"
         )
-        raise StoreDeniedError(message)
 
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
@@ -380,8 +362,7 @@ def _remote_store(
     parts: SplitResult, options: Mapping[str, str], session: Session | None, reads: RetryConfig
 ) -> RemoteStore:
     if options.get("etags", "unquoted") != "unquoted":
-        message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}")
     folder = _folder_of(parts)
     request_s = _request_s(options)
     keys: S3Keys | None = None
@@ -394,11 +375,20 @@ def _remote_store(
         case _:
             make = partial(AzureStore, parts.netloc)
 
+    connect, silence = timedelta(seconds=min(request_s, _CONNECT_S_MAX)), timedelta(seconds=request_s)
+
     @cache
     def conditional(body_mib: int) -> Client:
-        return make(client_options=write_timeouts(request_s, body_mib), retry_config=NEVER_RETRY)
+        timeout = timedelta(seconds=request_s * (1 + body_mib))
+        return make(client_options={"connect_timeout": connect, "timeout": timeout}, retry_config=NEVER_RETRY)
 
-    clients = Clients(conditional, make(client_options=read_timeouts(request_s), retry_config=reads), keys)
+    # Of a read, the silence before its first byte is limited, and that between others.
+    of_reads: ClientConfig = {
+        "connect_timeout": connect,
+        "read_timeout": silence,
+        "timeout": max(silence, timedelta(seconds=_READ_S_MAX)),
+    }
+    clients = Clients(conditional, make(client_options=of_reads, retry_config=reads), keys)
     # Made now, when what is wrong with the settings is said.
     conditional(0)
     # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
@@ -413,11 +403,10 @@ def _folder_of(parts: SplitResult) -> str:
         message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
         raise InvalidRequestError(message) from error
     if is_odd(folder):
-        message = (
+        raise InvalidRequestError(
             f"store URL: expected a folder without empty or dotted parts and control characters, found"
             f" {parts.geturl()!r}"
         )
-        raise InvalidRequestError(message)
     return folder
 
 
@@ -440,11 +429,10 @@ def _s3(parts: SplitResult, options: Mapping[str, str], session: Session | None)
     place = account.place(bucket)
     _check_endpoint(place.endpoint)
     if not account.has_keys:
-        message = (
+        raise StoreDeniedError(
             f"store {parts._replace(query='').geturl()}: expected AWS credentials, found none: set AWS_PROFILE, or"
             f" AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-        raise StoreDeniedError(message)
     config: S3Config = {
         "region": place.region,
         # By the name that goes before others: obstore looks into the environment, too.
@@ -473,8 +461,7 @@ def _s3(parts: SplitResult, options: Mapping[str, str], session: Session | None)
 def _check_endpoint(endpoint: str) -> None:
     """Raise InvalidRequestError for one without http:// or https://, or with a password, which errors would print."""
     if not endpoint.startswith(("http://", "https://")):
-        message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"store endpoint: expected http://… or https://…, found {endpoint!r}")
     if "@" in urlsplit(endpoint).netloc:
         message = f"store endpoint: {NO_SECRETS}, found some before the @ of {without_secrets(endpoint)!r}"
         raise InvalidRequestError(message)

@@ -7,6 +7,7 @@ obstore's listing of everything around it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +24,6 @@ from wal3_core.runtime.loggers import STORE
 from wal3_core.store.object_store import ObjectMeta, is_odd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from boto3.session import Session
     from obstore.store import S3Credential
 

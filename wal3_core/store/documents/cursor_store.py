@@ -7,8 +7,8 @@ holds the position, the write came too late, and the cursor is put back. Source:
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, make_plain, optional, text
 from wal3_core.errors import (
@@ -21,6 +21,7 @@ from wal3_core.errors import (
     StoreDeniedError,
 )
 from wal3_core.format.cursor import BYTES_MAX, NO_EXTENSION, Cursor, Extension, Owner, is_writers
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import CURSOR_FOLDER, NO_LOG, WRITER_CURSOR, check_cursor_name, cursor_name, cursor_path
 from wal3_core.format.position import LogPosition
 from wal3_core.format.record import Record, position_after
@@ -33,12 +34,6 @@ from wal3_core.store.documents.manifest_store import Installed, LifeStore
 from wal3_core.store.documents.named_store import NamedStore
 from wal3_core.store.object_store import Etag, object_url
 from wal3_core.store.retrying import attempts, for_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.paths import LogId
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +133,12 @@ class CursorStore(LifeStore):
         stays its owner's, who finds nothing processed ahead of it. The ``appends`` of a writer are those of the
         witness.
         """
-        _check_life(name, witness.cursor, self._manifests.log_id())
-        before = witness.cursor
+        before, log_id = witness.cursor, self._manifests.log_id()
+        if before.log_id != log_id:
+            raise LogReplacedError(
+                f"cursor {name}: expected one of log {log_id}, found one of log {before.log_id}, which had this name"
+                f" before: load it again"
+            )
         if owner is not None:
             before.check_owner(owner, f"log {self._manifests.url}, cursor {name}")
         kept = before.extension.behind if extension is None else extension
@@ -318,11 +317,10 @@ class CursorStore(LifeStore):
             # Like any cursor that was moved back: a pass may have read the cursors before.
             self._manifest()
             self._withdraw_compaction(back)
-        message = (
+        raise GarbageCollectedError(
             f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset};"
             f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
-        raise GarbageCollectedError(message)
 
 
 def _after(position: LogPosition | Record) -> LogPosition:
@@ -330,21 +328,10 @@ def _after(position: LogPosition | Record) -> LogPosition:
     return position_after(position) if isinstance(position, Record) else position
 
 
-def _check_life(name: str, cursor: Cursor, log_id: LogId) -> None:
-    if cursor.log_id != log_id:
-        message = (
-            f"cursor {name}: expected one of log {log_id}, found one of log {cursor.log_id}, which had this name"
-            f" before: load it again"
-        )
-        raise LogReplacedError(message)
-
-
 def _check_range(name: str, position: LogPosition, furthest: int, limit: LogPosition) -> None:
     if position.offset < 1 or furthest > limit.offset:
         # Beyond the end, it would skip what is appended there.
         found = position.offset if position.offset < 1 else furthest
-        message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}")
     if not 0 <= position.timestamp_us <= U64_MAX:
-        message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}")

@@ -6,11 +6,15 @@ are swapped; what has a path that is unique to its writer or its content is writ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.format import strict_json
+from wal3_core.format.paths import LogId
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime
 from wal3_core.store.object_store import (
     REFUSED,
     Buffer,
@@ -24,13 +28,6 @@ from wal3_core.store.object_store import (
     object_url,
 )
 from wal3_core.store.retrying import attempts, for_store, reread_if_damaged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.paths import LogId
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
 
 
 class Encodable(Protocol):
@@ -51,8 +48,7 @@ def encoded(encode: Callable[[], T], what: str) -> T:
     try:
         return encode()
     except InvalidRequestError as error:
-        message = f"{what}: not written: {error}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"{what}: not written: {error}") from error
 
 
 def check_readable(data: B, document: T, read: Callable[[B, str], T], what: str) -> None:
@@ -61,8 +57,7 @@ def check_readable(data: B, document: T, read: Callable[[B, str], T], what: str)
         found = read(data, what)
     except CorruptError as error:
         field = strict_json.unreadable_field(data)
-        message = f"{what}: not written, since it could not be read back: {field or error}"
-        raise InvalidRequestError(message) from error
+        raise InvalidRequestError(f"{what}: not written, since it could not be read back: {field or error}") from error
     if found != document:
         message = f"{what}: not written, since it would be read back as {found}, not {document}"
         raise InvalidRequestError(message[:1000])
@@ -94,7 +89,7 @@ def write_immutable(
     for attempt in attempts(for_store(retry, store), runtime):
         if attempt > 1:
             retried()
-        outcome = _create(store, path, data)
+        outcome = put_once(store, path, data, None)
         if isinstance(outcome, Done):
             return
         if isinstance(outcome, Unknown):
@@ -108,15 +103,14 @@ def write_immutable(
             return
         if found is not None:
             expected = f"expected the {len(data)} bytes written here, found {len(found)} others"
-            message = f"{object_url(store, path)}: {expected}"
-            raise UnavailableError(message)
-    message = f"{object_url(store, path)}: not written in {attempt} tries: {cause}"
-    raise UnavailableError(message)
+            raise UnavailableError(f"{object_url(store, path)}: {expected}")
+    raise UnavailableError(f"{object_url(store, path)}: not written in {attempt} tries: {cause}")
 
 
-def _create(store: ObjectStore, path: str, data: Buffer) -> PutOutcome:
+def put_once(store: ObjectStore, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
+    """Create an object, or replace a version, once; Unknown also if it was not sent."""
     try:
-        return store.create(path, data)
+        return store.create(path, data) if etag is None else store.replace(path, data, etag)
     except StoreDeniedError:
         raise
     except UnavailableError as error:

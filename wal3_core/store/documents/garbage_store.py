@@ -7,22 +7,17 @@ and only objects that the document itself lists are deleted. Source: docs/protoc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from wal3_core.format.garbage import BYTES_MAX, Garbage
+from wal3_core.format.garbage import Garbage
 from wal3_core.format.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, mark_path, marked_path
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime
 from wal3_core.store.documents.document_store import DocumentStore
+from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.documents.pass_store import note_deleted
-from wal3_core.store.object_store import PRESENT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.object_store import ObjectMeta
+from wal3_core.store.object_store import PRESENT, ObjectMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +34,7 @@ class GarbageStore(DocumentStore[Garbage]):
 
     def __init__(self, manifests: ManifestStore, runtime: Runtime, retry: RetryOptions) -> None:
         super().__init__(
-            manifests.objects,
-            runtime,
-            retry,
-            Garbage.from_bytes,
-            bytes_max=BYTES_MAX,
-            log_id=manifests.log_id,
+            manifests.objects, runtime, retry, Garbage.from_bytes, bytes_max=Garbage.BYTES_MAX, log_id=manifests.log_id
         )
 
     def list(self) -> Iterator[ObjectMeta]:

@@ -5,23 +5,18 @@ Keeps INV-39 and INV-40. Source: docs/protocol.md, "Key roll-ups".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
+from wal3_core.format.key_rollup import KeyRollup
 from wal3_core.format.parquet.key_rollup_file import bytes_max, decode_key_rollup, encode_key_rollup
 from wal3_core.format.paths import key_rollup_path
+from wal3_core.format.snapshot import SnapshotPointer
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime
 from wal3_core.runtime.loggers import MAINTAIN
-from wal3_core.store.documents.document_store import check_readable
-from wal3_core.store.object_store import Done, Unknown, Versioned, object_url
+from wal3_core.store.documents.document_store import check_readable, put_once
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import Buffer, Done, Etag, Unknown, Versioned, object_url
 from wal3_core.store.retrying import attempts, for_store, reread_if_damaged
-
-if TYPE_CHECKING:
-    from wal3_core.format.key_rollup import KeyRollup
-    from wal3_core.format.snapshot import SnapshotPointer
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.object_store import Buffer, Etag, PutOutcome
 
 # One that is longer than it can be is read to its end, for its version, if it is longer by this at most.
 _EXTRA_BYTES_MAX = 64 * 2**20
@@ -60,7 +55,7 @@ class KeyRollupStore:
         check_readable(data, rollup, lambda found, what: self._decoded(found, pointer, what), path)
         cause, wrong = "refused", None
         for tries in attempts(for_store(self._retry, self._store), self._runtime):  # noqa: B007 - in the message
-            outcome = self._put(path, data, wrong)
+            outcome = put_once(self._store, path, data, wrong)
             if isinstance(outcome, Done):
                 return
             cause = outcome.cause if isinstance(outcome, Unknown) else cause
@@ -72,16 +67,7 @@ class KeyRollupStore:
                 continue
             if equal:
                 return
-        message = f"{object_url(self._store, path)}: not written in {tries} tries: {cause}"
-        raise UnavailableError(message)
-
-    def _put(self, path: str, data: Buffer, wrong: Etag | None) -> PutOutcome:
-        try:
-            return self._store.create(path, data) if wrong is None else self._store.replace(path, data, wrong)
-        except StoreDeniedError:
-            raise
-        except UnavailableError as error:
-            return Unknown(str(error))
+        raise UnavailableError(f"{object_url(self._store, path)}: not written in {tries} tries: {cause}")
 
     def _read(self, pointer: SnapshotPointer) -> KeyRollup | None:
         path = key_rollup_path(pointer.path)

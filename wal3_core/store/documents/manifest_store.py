@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked
 from wal3_core.errors import (
@@ -18,11 +18,12 @@ from wal3_core.errors import (
     LogExistsError,
     LogNotFoundError,
     LogReplacedError,
+    MissingError,
     StoreDeniedError,
     UnavailableError,
     UnsuitableStoreError,
 )
-from wal3_core.format.manifest import BYTES_MAX, NONE_KNOWN, KnownTexts, Manifest, ManifestText
+from wal3_core.format.manifest import BYTES_MAX, NONE_KNOWN, Announcement, KnownTexts, Manifest, ManifestText
 from wal3_core.format.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.format.strict_json import check_whole, load
 from wal3_core.format.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
@@ -44,12 +45,6 @@ from wal3_core.store.object_store import (
     share_of,
 )
 from wal3_core.store.retrying import reread_if_damaged, with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.errors import MissingError
-    from wal3_core.format.manifest import Announcement
 
 _REMEDY = "choose another name, or destroy that log first"
 
@@ -148,10 +143,7 @@ class ManifestStore:
                 return self._checked(Installed(entry, etag))
 
     def load_newer(self, base: Installed, missing: MissingError) -> Installed:
-        """Load the manifest again where an object that ``base`` leads to is missing: maintenance may have replaced it.
-
-        Raises ``missing`` when there is no newer manifest: the object is lost.
-        """
+        """Load the manifest again where an object of ``base`` is missing; raises ``missing`` when there is no newer."""
         newest = self.load()
         if newest.etag == base.etag:
             raise missing
@@ -167,11 +159,10 @@ class ManifestStore:
         with self._lock:
             log_id = self._log_id = self._log_id or found.manifest.log_id
         if found.manifest.log_id != log_id:
-            message = (
+            raise LogReplacedError(
                 f"log {self.url}: expected log {log_id}, found log {found.manifest.log_id} under its name:"
                 f" destroyed and created again, or restored, since it was opened: open it again"
             )
-            raise LogReplacedError(message)
         return found
 
     def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
@@ -190,11 +181,10 @@ class ManifestStore:
         data = text.data()
         if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
             # Once installed, it could never be loaded again.
-            message = (
+            raise StoreDeniedError(
                 f"{what}: expected at most {BYTES_MAX} bytes and {POINTERS_MAX} pointers, found {len(data)} and"
                 f" {len(changed.pointers)}: let a writer roll pointers into snapshots"
             )
-            raise StoreDeniedError(message)
         check_readable(data, changed, partial(_read_back, text=text, known=known), what)
         self._known_texts = text.texts()
         return PreparedManifest(changed, data)
@@ -207,17 +197,13 @@ class ManifestStore:
     def change(
         self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = REBASES_MAX
     ) -> None:
-        """Change the manifest by CAS, until that succeeds or ``change`` returns None: nothing is left to change.
-
-        UnavailableError when others changed it ``rebases_max`` times.
-        """
+        """Change the manifest by CAS, unless ``change`` returns None; UnavailableError after ``rebases_max`` tries."""
         for _ in range(rebases_max):
             changed = change(base.manifest)
             if changed is None or isinstance(self.install(changed, base), Installed):
                 return
             base = self.load()
-        message = f"log {self.url}: the manifest changed {rebases_max} times over"
-        raise UnavailableError(message)
+        raise UnavailableError(f"log {self.url}: the manifest changed {rebases_max} times over")
 
     def withdraw(self, base: Installed, announcement: Announcement, *, rebases_max: int = REBASES_MAX) -> None:
         """Withdraw an announcement, unless it was pruned or withdrawn meanwhile."""
@@ -258,8 +244,7 @@ class ManifestStore:
         """Return the store's time of the manifest's last change, which the store's clock has reached by now."""
         found = self._store.head(MANIFEST)
         if found is None:
-            message = f"log {self.url}: expected {MANIFEST}, found none: it was deleted meanwhile"
-            raise LogNotFoundError(message)
+            raise LogNotFoundError(f"log {self.url}: expected {MANIFEST}, found none: it was deleted meanwhile")
         return found.last_modified_us
 
     def lives(self) -> list[LogId]:
@@ -286,8 +271,7 @@ class ManifestStore:
         """
         match None if seen is None else seen.document:
             case Manifest():
-                message = f"log {self.url}: expected no log there, found {MANIFEST}: {_REMEDY}"
-                raise LogExistsError(message)
+                raise LogExistsError(f"log {self.url}: expected no log there, found {MANIFEST}: {_REMEDY}")
             case Vacancy() as vacancy:
                 kept = follows is not None and vacancy.is_kept_for(follows)
                 if not kept and vacancy.kind is not VacancyKind.DESTROYED:
@@ -308,11 +292,10 @@ class ManifestStore:
         """Raise CorruptError when there are objects of a life, but no manifest."""
         remains = next(iter(self.lives()), None)
         if remains is not None and self.look() is None:
-            message = (
+            raise CorruptError(
                 f"log {self.url}: expected {MANIFEST} beside {life_folder(remains)}, found none: restore it, or"
                 f" destroy what is left"
             )
-            raise CorruptError(message)
 
     def probe(self, created: LoadedDocument[Entry]) -> None:
         """Raise UnsuitableStoreError for a store that allows a second create, or a swap with a stale version.
@@ -323,11 +306,10 @@ class ManifestStore:
         ignored = isinstance(self._store.create(MANIFEST, data), Done)
         if ignored or (stale != created.etag and isinstance(self._store.replace(MANIFEST, data, stale), Done)):
             self._store.delete(MANIFEST)
-            message = (
+            raise UnsuitableStoreError(
                 f"store {self.url}: expected conditions on PUT to be honoured, found them ignored:"
                 f" no log can live here (run wal3 doctor for details)"
             )
-            raise UnsuitableStoreError(message)
 
 
 class LifeStore:

@@ -6,22 +6,17 @@ and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Sourc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
+from wal3_core.format.strict_json import Fields
 from wal3_core.format.tombstone import Tombstone, or_tombstone
-from wal3_core.runtime import map_ahead
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.store.documents.document_store import Document, DocumentStore, LoadedDocument
-from wal3_core.store.object_store import Unknown, Versioned, object_url, share_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.strict_json import Fields
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.object_store import Etag, ObjectMeta, ObjectStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import Etag, ObjectMeta, ObjectStore, Unknown, Versioned, object_url, share_of
 
 # A try is refused when the document was changed meanwhile.
 _TRIES_MAX = 256
@@ -98,11 +93,10 @@ class NamedStore(Generic[D]):
                 return
             if isinstance(outcome, Unknown):
                 # The other version may have been created after the delete, and is then not to be deleted.
-                message = (
+                raise UnavailableError(
                     f"{object_url(self._store, path)}: not known to be deleted: {outcome.cause}; it has another version"
                     f" now: load it, and delete that version if it is not wanted"
                 )
-                raise UnavailableError(message)
         message = f"{object_url(self._store, path)}: not deleted: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
@@ -149,5 +143,4 @@ def is_tombstone(store: ObjectStore, found: ObjectMeta) -> bool:
 
 
 def _refuse(fields: Fields) -> Tombstone:
-    message = f"{fields.what}: expected a tombstone, found none"
-    raise CorruptError(message)
+    raise CorruptError(f"{fields.what}: expected a tombstone, found none")

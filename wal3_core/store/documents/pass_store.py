@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, MissingError
-from wal3_core.format.pass_record import BYTES_MAX, PassRecord
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.pass_record import PassRecord
 from wal3_core.format.paths import deleted_path, garbage_path, garbage_token, pass_path
 from wal3_core.format.setsum import EMPTY
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime
 from wal3_core.store.documents.document_store import readable, write_immutable
-from wal3_core.store.object_store import PRESENT, object_url
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import PRESENT, ObjectStore, object_url
 from wal3_core.store.retrying import reread_if_damaged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.object_store import ObjectStore
 
 
 class PassStore:
@@ -45,17 +40,15 @@ class PassStore:
     def _read(self, token: str) -> PassRecord:
         path = pass_path(token)
         what = object_url(self._objects, path)
-        data = self._objects.read(path, length=BYTES_MAX + 1)
+        data = self._objects.read(path, length=PassRecord.BYTES_MAX + 1)
         if data is None:
-            message = f"{what}: expected the record of a pass, found none"
-            raise MissingError(message, path=path)
+            raise MissingError(f"{what}: expected the record of a pass, found none", path=path)
         record = PassRecord.from_bytes(data, what=what)
         if (record.log_id, record.token) != (self._manifests.log_id(), token):
-            message = (
+            raise CorruptError(
                 f"{what}: expected the pass {token} of log {self._manifests.log_id()}, found {record.token} of"
                 f" {record.log_id}"
             )
-            raise CorruptError(message)
         return record
 
     def last_of(self, manifest: Manifest) -> PassRecord | None:

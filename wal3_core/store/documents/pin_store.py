@@ -7,29 +7,25 @@ the pin came too late, and is written again for the current manifest (INV-14). S
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
 from wal3_core.errors import CorruptError, InvalidRequestError, UnavailableError
-from wal3_core.format.manifest import BEING_DESTROYED, UNDO
+from wal3_core.format.manifest import BEING_DESTROYED, UNDO, Manifest
 from wal3_core.format.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
-from wal3_core.format.pin import BYTES_MAX, Pin
+from wal3_core.format.pin import Pin
 from wal3_core.options import PINS_AHEAD, REBASES_MAX
 from wal3_core.runtime import wall_us
+from wal3_core.store.documents.document_store import LoadedDocument
 from wal3_core.store.documents.manifest_store import LifeStore
 from wal3_core.store.documents.named_store import NamedStore
 from wal3_core.store.object_store import object_url
-
-if TYPE_CHECKING:
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.store.documents.document_store import LoadedDocument
 
 
 class PinStore(LifeStore):
     """The pins of one life of a log: that of ``log_id``, or else the first one found."""
 
     def _open(self) -> None:
-        self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=BYTES_MAX)
+        self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=Pin.BYTES_MAX)
 
     @checked(name=check_pin_name, reason=text)
     def create(self, name: str, *, reason: str) -> Pin:
@@ -55,11 +51,10 @@ class PinStore(LifeStore):
             if _still_whole(base, now):
                 return self._complete(path, saved)
             base, etag = now, saved.etag
-        message = (
+        raise UnavailableError(
             f"pin {object_url(self._store, path)}: the log was reorganised {REBASES_MAX} times over; not finished:"
             f" pin it again, or delete it"
         )
-        raise UnavailableError(message)
 
     def _complete(self, path: str, saved: LoadedDocument[Pin]) -> Pin:
         """Mark the pin as complete: from here on a missing object of it is reported as damage."""
@@ -73,8 +68,7 @@ class PinStore(LifeStore):
     def _refuse_destroyed(self, path: str, manifest: Manifest) -> None:
         if manifest.destroying:
             found = f"expected a log that stays, found it {BEING_DESTROYED}: {UNDO}"
-            message = f"pin {object_url(self._store, path)}: {found}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"pin {object_url(self._store, path)}: {found}")
 
     def _taken(self, path: str) -> InvalidRequestError:
         return InvalidRequestError(f"pin {object_url(self._store, path)}: expected no pin of that name, found one")

@@ -8,22 +8,18 @@ Source: docs/protocol.md, "Policies".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, wrong
 from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import POLICY, is_dirty_log
-from wal3_core.format.policy import BYTES_MAX, Policy
+from wal3_core.format.policy import Policy
 from wal3_core.store.documents.document_store import DocumentStore, LoadedDocument
 from wal3_core.store.documents.manifest_store import Installed, LifeStore
 from wal3_core.store.object_store import Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.manifest import Manifest
 
 # The tries of a change: enough for two people who change one policy at the same time.
 _TRIES_MAX = 16
@@ -35,7 +31,7 @@ class PolicyStore(LifeStore):
     def _open(self) -> None:
         log_id = self._manifests.log_id
         self._documents = DocumentStore(
-            self._store, self._runtime, self._retry, Policy.from_bytes, bytes_max=BYTES_MAX, log_id=log_id
+            self._store, self._runtime, self._retry, Policy.from_bytes, bytes_max=Policy.BYTES_MAX, log_id=log_id
         )
 
     def load(self) -> Policy:
@@ -80,22 +76,20 @@ class PolicyStore(LifeStore):
                 return saved.document
             if isinstance(saved, Unknown):
                 # The other version may be a change of this one, which must not be made twice.
-                message = (
+                raise UnavailableError(
                     f"log {self._manifests.url}: {POLICY}: not known to be changed: {saved.cause}; it has another"
                     f" version now: load it, and change that version if needed"
                 )
-                raise UnavailableError(message)
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
     def _check_markers_stay(self, changed: Policy) -> None:
         """Refuse to have a dirty log compacted: a newer marker of a log does not stand for the older ones."""
         if changed.compacts and is_dirty_log(self._log):
-            message = (
+            raise InvalidRequestError(
                 f"log {self._manifests.url}: policy: cleanup: expected collect, as each marker of a dirty log counts"
                 f" until a roll-up has read it, found {changed.cleanup}"
             )
-            raise InvalidRequestError(message)
 
     def _withdraw_announced(self, base: Installed) -> None:
         """Withdraw an announced collection or compaction: it may have read the earlier policy, and is planned again."""

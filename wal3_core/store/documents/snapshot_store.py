@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING
-
 from wal3_core.errors import CorruptError, MissingError
 from wal3_core.format.snapshot import BYTES_MAX, Snapshot, SnapshotPointer
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Cache, Runtime
 from wal3_core.store.documents.document_store import check_readable, encoded, write_immutable
+from wal3_core.store.documents.manifest_store import ManifestStore
 from wal3_core.store.retrying import reread_if_damaged
-
-if TYPE_CHECKING:
-    from wal3_core.options import RetryOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.manifest_store import ManifestStore
 
 
 class SnapshotMissingError(MissingError):
@@ -27,9 +22,8 @@ class SnapshotStore:
         self._store = manifests.objects
         self._log_id = manifests.log_id
         self._runtime = runtime
-        self._loaded_max = loaded_max
-        self._lock = runtime.lock()
-        self._loaded: OrderedDict[str, Snapshot] = OrderedDict()
+        # Of one byte each, so that they are counted.
+        self._loaded: Cache[Snapshot] = Cache(runtime, loaded_max, lambda _: 1)
 
     def load(self, pointer: SnapshotPointer) -> Snapshot:
         """Return the snapshot, checked against its pointer; SnapshotMissingError when it is gone."""
@@ -38,16 +32,12 @@ class SnapshotStore:
         if known is not None:
             return known
         snapshot = reread_if_damaged(lambda: self._read(pointer), self._store)
-        self._keep(pointer.path, snapshot)
+        self._loaded.keep(pointer.path, snapshot)
         return snapshot
 
     def held(self, pointer: SnapshotPointer) -> Snapshot | None:
         """Return the snapshot if it is cached; no request."""
-        with self._lock:
-            known = self._loaded.get(pointer.path)
-            if known is not None:
-                self._loaded.move_to_end(pointer.path)
-            return known
+        return self._loaded.get(pointer.path)
 
     def _read(self, pointer: SnapshotPointer) -> Snapshot:
         data = self._store.read(pointer.path, length=BYTES_MAX + 1)
@@ -67,12 +57,5 @@ class SnapshotStore:
         pointer = snapshot.pointer_to(data)
         check_readable(data, snapshot, lambda found, _: Snapshot.from_bytes(found, pointer), pointer.path)
         write_immutable(self._store, pointer.path, data, retry, self._runtime)
-        self._keep(pointer.path, snapshot)
+        self._loaded.keep(pointer.path, snapshot)
         return pointer
-
-    def _keep(self, path: str, snapshot: Snapshot) -> None:
-        with self._lock:
-            self._loaded[path] = snapshot
-            self._loaded.move_to_end(path)
-            while len(self._loaded) > self._loaded_max:
-                self._loaded.popitem(last=False)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from wal3_core.arguments import checked, integer, optional, seconds, text, wrong
 from wal3_core.errors import InvalidRequestError
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.offset_ranges import OffsetRanges
 from wal3_core.format.paths import check_log_name
 from wal3_core.format.position import AtTime
-from wal3_core.log.read.scan import BegunAtTime, begun, check_start
-from wal3_core.log.read.walk import newest_first
+from wal3_core.format.record import Record
+from wal3_core.log.read.scan import BegunAtTime, begun, check_start, newest_first
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.store.object_store import a_store
+from wal3_core.store.object_store import ObjectStore, a_store
 from wal3_core.views.feed.messages import WHERE, FeedMessage, Stray, message_of, start_of, token_of
 from wal3_core.views.feed.tail import Follower, SharedTailReader, tail_of
 from wal3_core.views.feed.topics import EVERY_TOPIC, Pattern, check_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.record import Record
-    from wal3_core.store.object_store import ObjectStore
 
 # "beginning", "end", "last", "last_per_topic", an offset, the position of a feed reader or of a message, or a time.
 FeedStart = str | int | AtTime | datetime
@@ -67,9 +62,8 @@ def begun_at(
 ) -> tuple[int | BegunAtTime, OffsetRanges]:
     """Return where a read of some topics starts, and what lies behind that place and is passed.
 
-    GarbageCollectedError when the log no longer holds that place.
-
     To find the last message, fragments are read back to it; to find each topic's, the keys of the whole log.
+    GarbageCollectedError when the log no longer holds the place.
     """
     if start == "last":
         return tail.with_reloads(manifest, partial(_last, tail, takes)), OffsetRanges()

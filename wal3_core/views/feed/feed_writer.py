@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.format.position import LogPosition
+from wal3_core.format.position import AtTime, LogPosition
 from wal3_core.log.read.following import AsyncClosing, Calls
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import View, WriterOptions, of_view
+from wal3_core.runtime import Runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.feed.feed_reader import a_time
 from wal3_core.views.feed.messages import packed, token_of
 from wal3_core.views.feed.topics import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from concurrent.futures import Future
     from datetime import datetime
 
-    from wal3_core.format.position import AtTime
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
 
 
 class FeedWriter(AsyncClosing):

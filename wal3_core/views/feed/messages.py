@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from wal3_core.arguments import wrong
 from wal3_core.errors import InvalidRequestError, LogReplacedError
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import LogId
+from wal3_core.format.record import Record
 from wal3_core.format.strict_json import U64_MAX
 from wal3_core.log.read.scan import BegunAtTime
 from wal3_core.runtime import US_PER_S
 from wal3_core.runtime.extras import missing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.record import Record
 
 try:
     import msgpack
@@ -38,11 +35,10 @@ def packed(message: object, own_us: int | None = None) -> bytes:
         data: bytes = msgpack.packb(message, use_bin_type=True)
         unpacked(data)
     except _FAULTS as error:
-        text = (
+        raise InvalidRequestError(
             f"message: expected None, a bool, a number, text, bytes, or lists and dicts of these,"
             f" found {type(message).__name__} ({error})"
-        )
-        raise InvalidRequestError(text) from error
+        ) from error
     if own_us is None:
         return data
     seconds, us = divmod(own_us, US_PER_S)
@@ -145,15 +141,13 @@ def start_of(token: str, manifest: Manifest, log: str) -> int | BegunAtTime:
     if match is None:
         raise wrong("start", WHERE, token)
     if match["log_id"] not in {manifest.log_id, manifest.follows}:
-        message = (
+        raise LogReplacedError(
             f"feed {log}: expected a position in log {manifest.log_id}, found one in log {match['log_id']}, which had"
             f" this name before: its offsets mean nothing here; start at the beginning, or at a time"
         )
-        raise LogReplacedError(message)
     offset, timestamp = int(match["offset"]), match["timestamp_us"]
     if not 1 <= offset <= U64_MAX or (timestamp is not None and int(timestamp) > U64_MAX):
-        message = f"feed {log}: expected a position within u64, found {token!r}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"feed {log}: expected a position within u64, found {token!r}")
     return offset if timestamp is None else BegunAtTime(int(timestamp), offset)
 
 

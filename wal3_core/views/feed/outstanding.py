@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
+from wal3_core.format.position import LogPosition
 from wal3_core.format.strict_json import U64_MAX
 from wal3_core.views.feed.messages import Delivery, Gap, Stray
 from wal3_core.views.feed.subscribed import ATTEMPTS_MAX, DEAD_MAX, DEAD_SAVED_MAX, DELIVERIES_MAX, Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from wal3_core.format.position import LogPosition
 
 Item = Delivery | Gap | Stray
 # Entries that have changed since, and are left in the order of what is due.
@@ -110,10 +106,9 @@ class Outstanding:
     # A call that is interrupted may deliver an item twice, or later: none is left out.
 
     def next(self, now_s: float, ack_wait_s: float, limit: int | None, saved: Mapping[int, int]) -> Item | None:
-        """Return an item to deliver: one that is due again, or else a new one.
+        """Return an item to deliver: one that is due again, or else a new one; one delivered ``limit`` times is buried.
 
-        A message that was delivered ``limit`` times becomes a dead letter instead. With a limit, UncountedError comes
-        before a delivery that is not among those ``saved``.
+        With a limit, UncountedError comes before a delivery that is not among those ``saved``.
         """
         while (start := self._next_start(now_s)) is not None:
             item = self._items[start]
@@ -259,10 +254,7 @@ class Outstanding:
         return max(self._floor, lowest[0]), lowest[2]
 
     def progress(self) -> Progress:
-        """Return what is to be saved beside the floor.
-
-        Of too many ranges that are done the highest are left out, and delivered again.
-        """
+        """Return what is to be saved beside the floor; of too many ranges the highest are left out, to come again."""
         floor, ranges = self.floor()[0], list(self.done_ahead.ranges)
         start = floor
         for low, high, _ in self._open():

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import SECONDS_MAX
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.format.cursor import Extension
+from wal3_core.format.cursor import Cursor, Extension
 from wal3_core.format.offset_ranges import RANGES_MAX, OffsetRanges
 from wal3_core.format.paths import check_token
-from wal3_core.format.strict_json import U64_MAX, Fields
+from wal3_core.format.strict_json import U64_MAX, Fields, JsonObject, JsonValue
 from wal3_core.options import Options, ReaderOptions, within
 from wal3_core.views.feed.topics import PATTERNS_MAX, Levels, Pattern
-
-if TYPE_CHECKING:
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.strict_json import JsonObject, JsonValue
 
 # Dead letters that a cursor's document has room for, and for the counts of them and of all that is outstanding.
 DEAD_MAX = 500
@@ -105,8 +100,7 @@ class Subscribed:
         terms.finish()
         ahead.finish()
         if not subscribed.topics:
-            message = f"{what}: expected a pattern of topics, found none"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected a pattern of topics, found none")
         return subscribed
 
 
@@ -125,8 +119,7 @@ def _ranges(fields: Fields, name: str, offset: int) -> OffsetRanges:
         return OffsetRanges()
     found = OffsetRanges.from_text(fields.string(name), offset, f"{fields.what}.{name}")
     if not found.ranges:
-        message = f"{fields.what}: expected ranges as {name}, or no such field, found none"
-        raise CorruptError(message)
+        raise CorruptError(f"{fields.what}: expected ranges as {name}, or no such field, found none")
     return found
 
 
@@ -151,8 +144,7 @@ def _deliveries_from(fields: Fields, offset: int) -> dict[int, int]:
             found[offset] = int(count)
         if offset < U64_MAX:
             return found
-    message = f"{fields.what}: expected at most {DELIVERIES_MAX} counts of deliveries, found {text[:80]!r}"
-    raise CorruptError(message)
+    raise CorruptError(f"{fields.what}: expected at most {DELIVERIES_MAX} counts of deliveries, found {text[:80]!r}")
 
 
 _COUNT_MAX = 2**31 - 1

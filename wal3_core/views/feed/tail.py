@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.arguments import checked, optional, seconds
 from wal3_core.errors import ClosedError, FeedMovedError, LogError, LogReplacedError, UnavailableError
 from wal3_core.format import parquet
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.parquet import Fragment
+from wal3_core.format.position import ReadStart
+from wal3_core.format.record import Record
 from wal3_core.log.read.following import Calls, Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scan import BegunAtTime
-from wal3_core.log.read.walk import with_reloads
-from wal3_core.options import MIB
-from wal3_core.runtime import Cache, Outcome, later, map_ahead
-from wal3_core.store.object_store import share_of
+from wal3_core.log.read.scan import BegunAtTime, with_reloads
+from wal3_core.options import MIB, ReaderOptions
+from wal3_core.runtime import Cache, Outcome, Runtime, later, map_ahead
+from wal3_core.store.object_store import ObjectStore, share_of
 from wal3_core.store.retrying import longer_s
 from wal3_core.views.feed.messages import token_of, topic_of
-from wal3_core.views.feed.topics import topic_filter
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.parquet import Fragment
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.options import ReaderOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.feed.topics import Pattern
+from wal3_core.views.feed.topics import Pattern, topic_filter
 
 T = TypeVar("T")
 
@@ -74,14 +66,12 @@ class WaitingCall:
 
 
 class Poller:
-    """The calls that wait for news of one log: news wakes each of them once; for all else one is awake, and watches.
-
-    ``news`` grows with each look that has found something, or failed.
-    """
+    """The calls that wait for news of one log: news wakes each of them once; for all else one is awake, and watches."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
+        # It grows with each look that has found something, or failed.
         self.news = 0
         self._watcher: WaitingCall | None = None
         self._watched_s = 0.0
@@ -338,8 +328,7 @@ class SharedTailReader(LogReader):
         try:
             return self._latest(self._runtime.wait(poll.manifest, left_s), poll.begun_s)
         except TimeoutError:
-            message = f"log {self.url}: expected a manifest in time, found none yet"
-            raise TimeIsOverError(message) from None
+            raise TimeIsOverError(f"log {self.url}: expected a manifest in time, found none yet") from None
 
     def _load(self, begun_s: float, version: int) -> Manifest:
         before, recent = self._newest, self._recent
@@ -439,10 +428,7 @@ class SharedTailReader(LogReader):
         return fragment if fragment.pointer == pointer else super().fetch(pointer)
 
     def topics(self, pointers: Iterable[FragmentPointer]) -> Iterator[list[tuple[int, str | None]]]:
-        """Read the offsets of each fragment with their topics, None for a record that has none; no messages.
-
-        MissingError when an object is gone: collected, replaced, or lost.
-        """
+        """Read the offsets of each fragment with their topics, None for no topic. MissingError if an object is gone."""
         columns = KeyColumns(self._store, self._options)
         count = max(1, self._options.prefetch_fragments)
         for table in map_ahead(self._runtime, columns.read, pointers, count=count, share=columns.share):
@@ -491,10 +477,7 @@ _POLL_S_MAX = 0.25
 
 
 class Follower(Generic[T]):
-    """Receives what is of some topics in a log, and waits for more, with at most ``threads_max`` calls in asyncio.
-
-    A subclass says what comes ``_next``, and what becomes of an item whose caller is gone: ``_give_back``.
-    """
+    """Receives what is of some topics in a log, and waits for more, with at most ``threads_max`` calls in asyncio."""
 
     _following: Following
     # Where it is, before anything of a time that the log has not reached.
@@ -528,6 +511,7 @@ class Follower(Generic[T]):
         raise NotImplementedError
 
     def _give_back(self, item: T | None) -> None:
+        """Take back an item whose caller is gone."""
         raise NotImplementedError
 
     @checked(timeout_s=optional(seconds))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from wal3_core.arguments import make_plain, several, text
 from wal3_core.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 TOPIC_BYTES_MAX = 1024
 PATTERNS_MAX = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,19 +14,15 @@ import numpy as np
 
 from wal3_core.errors import MissingError
 from wal3_core.format.fragment import FragmentPointer
-from wal3_core.format.key_hashes import hash_keys
+from wal3_core.format.key_hashes import Hashes, hash_keys
+from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.snapshot import Pointer
 from wal3_core.runtime import each_ahead
-from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, key_hash, keys_of
+from wal3_core.views.keyed.key_reader import NO_ROLLUP, WHOLE_BYTES_MAX, Hit, KeyReader, key_hash, keys_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from wal3_core.format.key_hashes import Hashes
-    from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.views.keyed.key_reader import Hit, KeyReader
-    from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
+    from wal3_core.views.keyed.reads import KeyMatch, OffsetRange
 
 # A larger file's footer, and its key columns: at most two ranges of them. Or two for its footer, and its row groups.
 _REQUESTS_OF_LARGE_FILE = 3
@@ -78,14 +75,12 @@ class _Sample(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """What is not known exactly: how wide (the widest first), a number to tell equal ones apart, the pointer.
-
-    ``sample`` is what a key roll-up says of it.
-    """
+    """What is not known exactly, the widest first; ``number`` tells equal ones apart."""
 
     negative: int
     number: int
     pointer: Pointer
+    # What a key roll-up says of it.
     sample: _Sample | None
 
 

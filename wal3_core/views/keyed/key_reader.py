@@ -7,9 +7,11 @@ once, and shared by all that the process has open of the log.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,33 +19,22 @@ import pyarrow as pa
 from wal3_core.errors import CorruptError, GarbageCollectedError, MissingError
 from wal3_core.format import parquet
 from wal3_core.format.fragment import FragmentPointer
-from wal3_core.format.key_hashes import hash_keys
+from wal3_core.format.key_hashes import Hashes, hash_keys
 from wal3_core.format.key_rollup import FragmentKeys, KeyRollup
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.parquet import Arrangement, unreadable
+from wal3_core.format.position import ReadStart
+from wal3_core.format.record import Record
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.key_columns import KeyColumns
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scan import offset_of
-from wal3_core.log.read.walk import Loader, Reloading, Walk, check_whole, may_lack
+from wal3_core.log.read.scan import Loader, Reloading, Walk, check_whole, may_lack, offset_of
 from wal3_core.options import Limits
-from wal3_core.runtime import each_ahead
-from wal3_core.store.object_store import canonical_url, log_store, object_url, share_of
-from wal3_core.views.keyed.key_index import KeyIndex
-from wal3_core.views.keyed.shared_reads import shared_reads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wal3_core.format.key_hashes import Hashes
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import ReadStart
-    from wal3_core.format.record import Record
-    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
-    from wal3_core.views.keyed.shared_reads import KeyedOptions
+from wal3_core.runtime import Runtime, each_ahead
+from wal3_core.store.object_store import ObjectStore, canonical_url, log_store, object_url, share_of
+from wal3_core.views.keyed.reads import KeyedOptions, KeyIndex, KeyMatch, OffsetRange, shared_reads
 
 # Fragments in a row that have records of the keys, from which on the next one is likely to have some, too.
 _STREAK_MIN = 4
@@ -144,11 +135,9 @@ class KeyReader:
         """
         for _ in range(self.options.reloads_max):
             manifest = self.manifest()
-            begin, end = offsets.within(manifest)
-            try:
-                return work(manifest, begin, end)
-            except GarbageCollectedError:
-                continue
+            held = offsets.within(manifest)
+            with contextlib.suppress(GarbageCollectedError):
+                return work(manifest, *held)
         manifest = self.manifest()
         return work(manifest, *offsets.within(manifest))
 
@@ -191,8 +180,10 @@ class KeyReader:
             yield hit, table, offset_of(begin) or 0
 
     def _reloading(self, match: KeyMatch, manifest: Manifest, *, exact: bool) -> Reloading:
+        source = _MatchingSource(self, match, manifest if exact else None)
         return Reloading(
-            source=_MatchingSource(self, match, manifest if exact else None),
+            load=source.manifest,
+            walk=source.walk,
             url=self.stores.url,
             log_id=manifest.log_id,
             reloads_max=self.options.reloads_max,
@@ -200,10 +191,7 @@ class KeyReader:
         )
 
     def indexed(self, match: KeyMatch, walk: Walk, *, rows: bool = False) -> Iterator[Hit]:
-        """Read the keys of fragments, a few ahead of the caller, and yield those that have records of the keys.
-
-        With ``rows``, the rows of all these fragments are wanted.
-        """
+        """Read fragments' keys, a few ahead, and yield those that have any of the keys; ``rows``: to be read next."""
         lookahead = _Lookahead(self.options.prefetch_fragments, wanted=rows)
 
         def begin(pointer: FragmentPointer) -> Callable[[], Hit]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import InvalidStateError
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 from weakref import WeakSet
 
-from wal3_core.arguments import checked, flag, integer, optional, record_bytes, seconds, several, wrong
+from wal3_core.arguments import Check, checked, flag, integer, optional, record_bytes, seconds, several, wrong
 from wal3_core.errors import (
     ClosedError,
     ConditionNotMetError,
@@ -19,30 +20,21 @@ from wal3_core.errors import (
     UnavailableError,
     UnknownDurabilityError,
 )
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.position import LogPosition
 from wal3_core.format.record import Message
-from wal3_core.log.read.following import AsyncClosing, Calls
-from wal3_core.log.read.history import History
-from wal3_core.log.read.walk import newest_first, with_reloads
+from wal3_core.format.snapshot import Pointer
+from wal3_core.log.read.following import AsyncClosing, Calls, History
+from wal3_core.log.read.scan import newest_first, with_reloads
 from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.commit_results import call_each
 from wal3_core.log.write.writer import LogWriter, submit_columns
 from wal3_core.options import View, of_view
-from wal3_core.runtime import Cache, Outcome, callbacks_held, each_ahead, later
+from wal3_core.runtime import Cache, Outcome, Runtime, callbacks_held, each_ahead, later
+from wal3_core.store.object_store import ObjectStore
 from wal3_core.views.keyed.key_reader import KeyReader, load_matching
-from wal3_core.views.keyed.ranges import KeyMatch
+from wal3_core.views.keyed.reads import KeyedOptions, KeyMatch
 from wal3_core.workers import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from wal3_core.arguments import Check
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import LogPosition
-    from wal3_core.format.snapshot import Pointer
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.keyed.shared_reads import KeyedOptions
 
 # Keys whose last records are remembered.
 _KNOWN_MAX = 10_000
@@ -403,8 +395,7 @@ class KeyedAppends(AsyncClosing):
 
     def _check_open(self) -> None:
         if self._closed:
-            message = f"log {self._log}: expected an open keyed log, found it closed"
-            raise ClosedError(message)
+            raise ClosedError(f"log {self._log}: expected an open keyed log, found it closed")
 
     def _open(self) -> LogWriter:
         options = of_view(self._options.writer, View.KEYED)

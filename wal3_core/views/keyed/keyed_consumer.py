@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
 from wal3_core.errors import CorruptError, CursorConflictError, InvalidRequestError
-from wal3_core.format.cursor import Extension, Owner
+from wal3_core.format.cursor import Cursor, Extension, Owner
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.position import LogPosition
 from wal3_core.format.record import Record
-from wal3_core.format.strict_json import Fields
+from wal3_core.format.strict_json import Fields, JsonObject
 from wal3_core.log.read.following import Calls, awaited, in_thread
+from wal3_core.store.documents.cursor_store import Witness
 from wal3_core.views.keyed.key_count import count_exactly
-from wal3_core.views.keyed.key_reader import follow_keys
-from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
+from wal3_core.views.keyed.key_reader import Hit, KeyReader, follow_keys
+from wal3_core.views.keyed.reads import KeyMatch, OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.strict_json import JsonObject
-    from wal3_core.log.read.consumed import Opening
-    from wal3_core.store.documents.cursor_store import Witness
-    from wal3_core.views.keyed.key_reader import Hit, KeyReader
+    from wal3_core.log.read.consumer import Opening
 
 # Keys that a cursor has: collections read every cursor, so that it stays small.
 KEYS_MAX = 8192
@@ -56,11 +52,10 @@ def open_consumer(keys: KeyReader, opening: Opening, log: str, prefix: bytes) ->
     terms = cursor.extension.terms
     # The cursor of other keys would be moved over their records. Earlier versions do not say the prefix.
     if terms and terms != extension_of(prefix).terms:
-        message = (
+        raise InvalidRequestError(
             f"{what}: expected a consumer of keys with the prefix {ascii(prefix)[:80]}, found one of"
             f" {ascii(terms.get('prefix'))[:120]} in base64: open it with that, or take another name"
         )
-        raise InvalidRequestError(message)
     return KeyedConsumer(keys, opening.name, prefix, witness)
 
 

@@ -7,39 +7,28 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from wal3_core.arguments import checked, flag, instance_of, integer, optional, positive, record_bytes, seconds
 from wal3_core.errors import InvalidRequestError
 from wal3_core.format import parquet
 from wal3_core.format.cursor import Owner
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import check_cursor_name, check_log_name
-from wal3_core.log.read.consumed import Opening
-from wal3_core.log.read.consumer import consumer_start
-from wal3_core.log.read.following import Calls, awaited, in_thread
+from wal3_core.format.record import Record
+from wal3_core.log.read.consumer import ConsumerStart, Opening, consumer_start
+from wal3_core.log.read.following import Calls, Following, awaited, in_thread
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import ConsumerOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.store.object_store import a_store
+from wal3_core.store.object_store import ObjectStore, a_store
 from wal3_core.views.keyed.key_count import Bounding, KeyCount, count_exactly
-from wal3_core.views.keyed.key_reader import follow_keys
+from wal3_core.views.keyed.key_reader import Hit, KeyReader, follow_keys
 from wal3_core.views.keyed.keyed_appends import KeyedAppends
-from wal3_core.views.keyed.keyed_consumer import extension_of, open_consumer
-from wal3_core.views.keyed.ranges import KeyMatch, OffsetRange
-from wal3_core.views.keyed.shared_reads import KeyedOptions
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.record import Record
-    from wal3_core.log.read.consumed import ConsumerStart
-    from wal3_core.log.read.following import Following
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.keyed.key_reader import Hit, KeyReader
-    from wal3_core.views.keyed.keyed_consumer import KeyedConsumer
-    from wal3_core.views.keyed.ranges import KeyBound, OffsetBound
+from wal3_core.views.keyed.keyed_consumer import KeyedConsumer, extension_of, open_consumer
+from wal3_core.views.keyed.reads import KeyBound, KeyedOptions, KeyMatch, OffsetBound, OffsetRange
 
 # Records that are read ahead in asyncio.
 _READY_MAX = 256
@@ -284,12 +273,7 @@ class KeyedLog(KeyedAppends):
 
     @checked(key=record_bytes, requests_max=integer)
     def count_bounds(
-        self,
-        key: bytes,
-        start: OffsetBound | None = None,
-        limit: OffsetBound | None = None,
-        *,
-        requests_max: int = 0,
+        self, key: bytes, start: OffsetBound | None = None, limit: OffsetBound | None = None, *, requests_max: int = 0
     ) -> KeyCount:
         """Bound and estimate the number of a key's records in a range, by at most ``requests_max`` requests.
 
@@ -312,8 +296,7 @@ class KeyedLog(KeyedAppends):
         """
         witness = self._keys.stores.cursors.load(cursor)
         if witness is None:
-            message = f"log {self._log}: expected a cursor {cursor}, found none"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"log {self._log}: expected a cursor {cursor}, found none")
         return self.count(key, witness.cursor.position.offset)
 
     lag_async = awaited(lag)

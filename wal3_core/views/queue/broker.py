@@ -8,6 +8,8 @@ still has the queue passes them, and does its turn again. Source: docs/protocol.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,41 +32,20 @@ from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.format.position import LogPosition
 from wal3_core.format.record import Message
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.runtime import Outcome, wall_us
+from wal3_core.runtime import Outcome, Runtime, wall_us
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.store.documents.cursor_store import CursorStore
-from wal3_core.views.queue.answering import Answers, ValueCache, complete, fitting
+from wal3_core.store.object_store import ObjectStore
+from wal3_core.views.queue import operations
+from wal3_core.views.queue.calls import Answers, Inbox, Line, Query, QueuedCall, ValueCache, complete, fitting
 from wal3_core.views.queue.checkpoint import Checkpointer
 from wal3_core.views.queue.encoding import BROKER_KEY, DEFINITION_KEY, VALUE, id_of
-from wal3_core.views.queue.loading import QueueLoader, keep_uncollected
-from wal3_core.views.queue.operations import (
-    MS_PER_S,
-    Bury,
-    Define,
-    Dequeue,
-    Enqueue,
-    Extend,
-    GiveBack,
-    Kick,
-    Purge,
-    Reclaim,
-    Release,
-    Requeue,
-    Retime,
-)
-from wal3_core.views.queue.queue_state import US_PER_MS, Turn
-from wal3_core.views.queue.waiting import Inbox, Line, Query, QueuedCall
+from wal3_core.views.queue.loading import LoadedQueue, QueueLoader, keep_uncollected
+from wal3_core.views.queue.operations import MS_PER_S, QueueOptions
+from wal3_core.views.queue.queue_state import US_PER_MS, QueueState, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
-
     from wal3_core.log.read.reader import LogReader
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.loading import LoadedQueue
-    from wal3_core.views.queue.operations import QueueOptions
-    from wal3_core.views.queue.queue_state import QueueState
 
 # The wall clock's lead over what the store has confirmed before an append is made to confirm it.
 _DOUBT_MS = 1000
@@ -170,10 +151,7 @@ class BrokerFence:
         self._known_s = max(self._known_s, at_s)
 
     def goes_on(self, end: int) -> bool:
-        """Tell whether the log had records from offset ``end`` on a moment ago; end is the broker's own.
-
-        LogReplacedError when the name leads to another log now.
-        """
+        """Tell whether the log went on behind ``end`` a moment ago; LogReplacedError if its name leads to another."""
         if self._check is None:
             if self._runtime.monotonic_s() - self._checked_s >= FENCE_CHECK_S:
                 self._begin()
@@ -275,15 +253,15 @@ def acquire_again(writer: LogWriter, token: bytes, loader: QueueLoader, url: str
 
 # What each operation does to the queue, and returns. A LogError refuses it: nothing was changed.
 _APPLIED: dict[type, Callable[[QueueState, Any, Turn], Any]] = {
-    Enqueue: lambda state, wanted, turn: state.enqueue(wanted.items, turn),
-    Release: lambda state, wanted, turn: state.release(wanted.leases, turn),
-    GiveBack: lambda state, wanted, turn: state.give_back(wanted.leases, turn),
-    Requeue: lambda state, wanted, turn: state.requeue(wanted, turn),
-    Extend: lambda state, wanted, turn: state.extend(wanted.id, wanted.token, wanted.lease_s, turn),
-    Reclaim: lambda state, wanted, turn: state.reclaim(wanted.ids, turn),
-    Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
-    Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
-    Define: lambda state, wanted, turn: state.define(wanted.definition, turn),
+    operations.Enqueue: lambda state, wanted, turn: state.enqueue(wanted.items, turn),
+    operations.Release: lambda state, wanted, turn: state.release(wanted.leases, turn),
+    operations.GiveBack: lambda state, wanted, turn: state.give_back(wanted.leases, turn),
+    operations.Requeue: lambda state, wanted, turn: state.requeue(wanted, turn),
+    operations.Extend: lambda state, wanted, turn: state.extend(wanted.id, wanted.token, wanted.lease_s, turn),
+    operations.Reclaim: lambda state, wanted, turn: state.reclaim(wanted.ids, turn),
+    operations.Bury: lambda state, wanted, turn: state.bury(wanted.id, wanted.token, turn),
+    operations.Kick: lambda state, wanted, turn: state.kick(wanted.count, wanted.ids, turn),
+    operations.Define: lambda state, wanted, turn: state.define(wanted.definition, turn),
     Query: lambda state, wanted, turn: wanted.read(state, turn.now_ms),
 }
 
@@ -491,8 +469,8 @@ class Broker:
     def _undo(self, wanted: list[QueuedCall], num_done: int) -> tuple[list[QueuedCall], list[QueuedCall]]:
         """Return the calls that wait in the line now, and those to be done again: nothing of the turn was done."""
         self.line.undo_turn()
-        joined = [call for call in wanted[:num_done] if isinstance(call.operation, Dequeue)]
-        others = [call for call in wanted[:num_done] if not isinstance(call.operation, Dequeue)]
+        joined = [call for call in wanted[:num_done] if isinstance(call.operation, operations.Dequeue)]
+        others = [call for call in wanted[:num_done] if not isinstance(call.operation, operations.Dequeue)]
         return joined, others + wanted[num_done:]
 
     def _load_again(self) -> None:
@@ -519,14 +497,14 @@ class Broker:
             if index and (len(turn.keys) >= _TURN_RECORDS or turn.num_bytes >= _TURN_BYTES):
                 return calls[index:]
             future = call.future
-            if isinstance(call.operation, Dequeue):
+            if isinstance(call.operation, operations.Dequeue):
                 self.line.join(call.operation, future)
                 # It gets items that are there now: those enqueued later are for later callers, too.
                 self._serve(turn, answers, waits=True)
             elif not future.running() and not future.set_running_or_notify_cancel():
                 # Cancelled before its turn: it is not done.
                 continue
-            elif isinstance(call.operation, Purge | Retime):
+            elif isinstance(call.operation, operations.Purge | operations.Retime):
                 begun = self._go_on(call, turn)
                 if isinstance(begun, QueuedCall):
                     return [begun, *calls[index + 1 :]]
@@ -541,7 +519,7 @@ class Broker:
     def _go_on(self, call: QueuedCall, turn: Turn) -> QueuedCall | int:
         """Do a part of an operation on many items; return the call if it goes on with the next turn, or its result."""
         room = max(1, (_TURN_RECORDS - len(turn.keys)) // 2)
-        if isinstance(call.operation, Purge):
+        if isinstance(call.operation, operations.Purge):
             num_done = self.state.purge(call.operation.states, room, turn)
         else:
             # The same one in all turns: it tells what an earlier one has retimed.
@@ -590,7 +568,7 @@ class Broker:
         for waiter in self.line.over(last=last):
             answers.add_leases(waiter.future, self.state, [])
 
-    def give_back(self, operation: GiveBack) -> None:
+    def give_back(self, operation: operations.GiveBack) -> None:
         """Put items back with the next turn; if that fails, they come back when their leases end. Never waits."""
         self.inbox.put_back([QueuedCall(operation, Outcome(), 0)])
         self.inbox.wake()

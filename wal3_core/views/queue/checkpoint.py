@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,28 +13,21 @@ import pyarrow.parquet as pq
 from wal3_core.errors import CorruptError, LogError
 from wal3_core.format.cursor import Owner
 from wal3_core.format.parquet import unreadable
+from wal3_core.format.parquet.decoding import open_file, refusing
 from wal3_core.format.parquet.pages import BYTE_STREAM_SPLIT, PLAIN_OR_DICTIONARY, RECORD_BYTES, measure, read_footer
-from wal3_core.format.parquet.reading import open_file
 from wal3_core.format.paths import QUEUE_CURSOR
 from wal3_core.format.position import LogPosition
-from wal3_core.runtime import Outcome
+from wal3_core.runtime import Outcome, Runtime
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.views.queue.answering import complete
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.views.queue.calls import complete
 from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, part_key
-from wal3_core.views.queue.operations import DEDUPE_BYTES_MAX, PRIORITY_MAX
-from wal3_core.views.queue.queue_state import DeadLetter, Lease
-from wal3_core.views.queue.runs import DTYPE, Pending, Row
+from wal3_core.views.queue.operations import DEDUPE_BYTES_MAX, PRIORITY_MAX, QueueOptions
+from wal3_core.views.queue.queue_state import DTYPE, DeadLetter, Lease, Pending, QueueState, Row, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from concurrent.futures import Executor, Future
-
-    from wal3_core.runtime import Runtime
-    from wal3_core.store.documents.cursor_store import CursorStore
     from wal3_core.views.queue.loading import LoadedQueue
-    from wal3_core.views.queue.operations import QueueOptions
-    from wal3_core.views.queue.queue_state import QueueState, Turn
-    from wal3_core.views.queue.runs import Rows
+    from wal3_core.views.queue.queue_state import Rows
 
 PART_BYTES = 4 * 2**20
 _PENDING, _LEASED, _DEAD = range(3)
@@ -102,14 +97,8 @@ def encode(table: pa.Table) -> list[bytes]:
 def decode(parts: Iterable[bytes], items_max: int, *, what: str) -> pa.Table:
     """Decode a table; CorruptError names ``what`` when it is none, or has more than ``items_max`` rows."""
     data = memoryview(b"".join(parts))
-    try:
+    with refusing(data, what, by_checksum=unreadable):
         return _read(data, items_max, what)
-    except pa.ArrowMemoryError:
-        # This process is out of memory; the checkpoint may be sound.
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        detail = f"expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
-        raise unreadable(what, detail) from error
 
 
 def _read(data: memoryview, items_max: int, what: str) -> pa.Table:
@@ -228,10 +217,7 @@ class Checkpointer:
         )
 
     def want(self) -> Future[None]:
-        """Begin one with the next turn; the future is done when key compaction can go up to it.
-
-        CorruptError while fragments are left out because they are damaged.
-        """
+        """Begin one with the next turn; the future is done when key compaction can go up to it. Or CorruptError."""
         if self.refuses:
             raise self._refusal()
         future: Outcome[None] = Outcome()

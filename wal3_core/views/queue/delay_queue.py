@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,36 +12,25 @@ from wal3_core.arguments import SECONDS_MAX, checked, flag, instance_of, integer
 from wal3_core.errors import ClosedError, InvalidRequestError, LogExistsError
 from wal3_core.log.read.following import AsyncClosing, Calls, awaited
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.views.queue.answering import fitting, peeked
+from wal3_core.store.object_store import ObjectStore
+from wal3_core.views.queue import operations
 from wal3_core.views.queue.broker import Broker
+from wal3_core.views.queue.calls import Query, fitting, peeked
 from wal3_core.views.queue.loading import OF_QUEUE, create_queue, expecting_a_queue
 from wal3_core.views.queue.operations import (
-    Bury,
-    Define,
-    Dequeue,
-    Enqueue,
-    Extend,
-    GiveBack,
-    Kick,
+    Enqueued,
+    ItemStats,
+    Leased,
     NewItem,
     Operation,
-    Purge,
+    Peeked,
     QueueDefinition,
     QueueOptions,
     QueueRepair,
-    Reclaim,
-    Release,
-    Requeue,
-    Retime,
+    QueueStats,
 )
-from wal3_core.views.queue.waiting import Query
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
-    from concurrent.futures import Future
-
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.operations import Enqueued, ItemStats, Leased, Peeked, QueueStats
     from wal3_core.views.queue.queue_state import QueueState
 
 # Calls from asyncio at a time; each waits for its turn only.
@@ -124,7 +115,7 @@ class DelayQueue(AsyncClosing):
         with expecting_a_queue():
             queue = cls(store, log, options or QueueOptions(), runtime, without_damaged=without_damaged)
         with queue:
-            retimed: int = queue._wait(queue.submit(Retime()))
+            retimed: int = queue._wait(queue.submit(operations.Retime()))
             damaged = queue.stats().damaged
             if damaged and without_damaged:
                 queue.checkpoint()
@@ -143,10 +134,9 @@ class DelayQueue(AsyncClosing):
 
     def define(self, definition: QueueDefinition) -> None:
         """Give the queue another definition; leases that were given keep their time."""
-        self._wait(self.submit(Define(definition)))
+        self._wait(self.submit(operations.Define(definition)))
 
     define_async = awaited(define)
-    """Await ``define``."""
 
     # ------------------------------------------------------------------ items
 
@@ -163,16 +153,14 @@ class DelayQueue(AsyncClosing):
         return self.enqueue_many([NewItem(value, deadline_us, delay_s, priority, dedupe_key)])[0]
 
     enqueue_async = awaited(enqueue)
-    """Await ``enqueue``."""
 
     def enqueue_many(self, items: Iterable[NewItem]) -> list[Enqueued]:
         """Add items, all or none: at most 10,000, and 32 MiB."""
         several(items, "items")
-        result: list[Enqueued] = self._wait(self.submit(Enqueue(tuple(items))))
+        result: list[Enqueued] = self._wait(self.submit(operations.Enqueue(tuple(items))))
         return result
 
     enqueue_many_async = awaited(enqueue_many)
-    """Await ``enqueue_many``."""
 
     def dequeue(self, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Leased]:
         """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first one.
@@ -180,7 +168,7 @@ class DelayQueue(AsyncClosing):
         Calls that wait are served in their order. An item is the caller's alone for ``lease_s`` seconds, or as the
         definition says; then it comes back, unless it was released.
         """
-        future = self.submit(Dequeue(count, timeout_s, lease_s))
+        future = self.submit(operations.Dequeue(count, timeout_s, lease_s))
         try:
             result: list[Leased] = self._wait(future)
         except BaseException:
@@ -193,7 +181,7 @@ class DelayQueue(AsyncClosing):
         self, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None
     ) -> list[Leased]:
         """Await ``dequeue``. When its caller is cancelled, items are given back, and no delivery is counted."""
-        items: list[Leased] = await self.submit_async(Dequeue(count, timeout_s, lease_s))
+        items: list[Leased] = await self.submit_async(operations.Dequeue(count, timeout_s, lease_s))
         return items
 
     @checked(idle_s=optional(seconds))
@@ -217,7 +205,7 @@ class DelayQueue(AsyncClosing):
 
     def _give_back(self, done: Future[Any]) -> None:
         if not done.cancelled() and done.exception() is None and (items := done.result()):
-            self._broker.give_back(GiveBack(tuple((item.id, item.token) for item in items)))
+            self._broker.give_back(operations.GiveBack(tuple((item.id, item.token) for item in items)))
 
     @checked(item_id=integer)
     def release(self, item_id: int, token: str) -> None:
@@ -225,15 +213,13 @@ class DelayQueue(AsyncClosing):
         self.release_many([(item_id, token)])
 
     release_async = awaited(release)
-    """Await ``release``."""
 
     def release_many(self, leases: Iterable[tuple[int, str]]) -> None:
         """Remove leased items, all or none."""
         several(leases, "leases")
-        self._wait(self.submit(Release(tuple(leases))))
+        self._wait(self.submit(operations.Release(tuple(leases))))
 
     release_many_async = awaited(release_many)
-    """Await ``release_many``."""
 
     def give_back(self, leases: Iterable[tuple[int, str]]) -> None:
         """Put leased items back as if they had not been handed out: due as they were, and no delivery is counted.
@@ -241,10 +227,9 @@ class DelayQueue(AsyncClosing):
         Those whose leases have ended, or are others, are left as they are.
         """
         several(leases, "leases")
-        self._wait(self.submit(GiveBack(tuple(leases))))
+        self._wait(self.submit(operations.GiveBack(tuple(leases))))
 
     give_back_async = awaited(give_back)
-    """Await ``give_back``."""
 
     @checked(item_id=integer)
     def requeue(
@@ -261,20 +246,18 @@ class DelayQueue(AsyncClosing):
         It goes to the dead letters instead when it was handed out as often as the definition allows; the answer's
         ``dead`` says so.
         """
-        result: Enqueued = self._wait(self.submit(Requeue(item_id, token, deadline_us, delay_s, value)))
+        result: Enqueued = self._wait(self.submit(operations.Requeue(item_id, token, deadline_us, delay_s, value)))
         return result
 
     requeue_async = awaited(requeue)
-    """Await ``requeue``."""
 
     @checked(item_id=integer)
     def extend(self, item_id: int, token: str, lease_s: float) -> int:
         """Let a lease end ``lease_s`` seconds from now; return that time in microseconds."""
-        result: int = self._wait(self.submit(Extend(item_id, token, lease_s)))
+        result: int = self._wait(self.submit(operations.Extend(item_id, token, lease_s)))
         return result
 
     extend_async = awaited(extend)
-    """Await ``extend``."""
 
     def reclaim(self, ids: Iterable[int]) -> list[Enqueued]:
         """Put leased items back, due now, without their tokens, which are refused from then on: all or none.
@@ -282,38 +265,34 @@ class DelayQueue(AsyncClosing):
         For operators whose worker is gone. UnknownItemError names one that is not leased.
         """
         several(ids, "ids")
-        result: list[Enqueued] = self._wait(self.submit(Reclaim(tuple(ids))))
+        result: list[Enqueued] = self._wait(self.submit(operations.Reclaim(tuple(ids))))
         return result
 
     reclaim_async = awaited(reclaim)
-    """Await ``reclaim``."""
 
     @checked(item_id=integer)
     def bury(self, item_id: int, token: str) -> None:
         """Put a leased item among the dead letters."""
-        self._wait(self.submit(Bury(item_id, token)))
+        self._wait(self.submit(operations.Bury(item_id, token)))
 
     bury_async = awaited(bury)
-    """Await ``bury``."""
 
     def kick(self, count: int = 1) -> list[int]:
         """Make the ``count`` dead letters that were buried first pending, due now, and return their ids.
 
         They count as not handed out yet.
         """
-        result: list[int] = self._wait(self.submit(Kick(count)))
+        result: list[int] = self._wait(self.submit(operations.Kick(count)))
         return result
 
     kick_async = awaited(kick)
-    """Await ``kick``."""
 
     def kick_ids(self, ids: Iterable[int]) -> None:
         """Make these dead letters pending, all or none. UnknownItemError names one that is none."""
         several(ids, "ids")
-        self._wait(self.submit(Kick(1, tuple(ids))))
+        self._wait(self.submit(operations.Kick(1, tuple(ids))))
 
     kick_ids_async = awaited(kick_ids)
-    """Await ``kick_ids``."""
 
     @checked(pending=instance_of(bool), leased=instance_of(bool), dead=instance_of(bool), dry_run=instance_of(bool))
     def purge(self, *, pending: bool = True, leased: bool = False, dead: bool = False, dry_run: bool = False) -> int:
@@ -323,11 +302,10 @@ class DelayQueue(AsyncClosing):
                 lambda state, _now: pending * state.num_pending + leased * len(state.leased) + dead * len(state.dead)
             )
             return counted
-        result: int = self._wait(self.submit(Purge(pending, leased, dead)))
+        result: int = self._wait(self.submit(operations.Purge(pending, leased, dead)))
         return result
 
     purge_async = awaited(purge)
-    """Await ``purge``."""
 
     # ------------------------------------------------------------------ reads
 
@@ -341,7 +319,6 @@ class DelayQueue(AsyncClosing):
         return head
 
     peek_async = awaited(peek)
-    """Await ``peek``."""
 
     @checked(count=positive, after=integer, bytes_max=optional(positive))
     def dead(self, count: int = 100, *, after: int = 0, bytes_max: int | None = None) -> list[Peeked]:
@@ -350,7 +327,6 @@ class DelayQueue(AsyncClosing):
         return found
 
     dead_async = awaited(dead)
-    """Await ``dead``."""
 
     @checked(item_id=integer)
     def item(self, item_id: int) -> ItemStats:
@@ -359,7 +335,6 @@ class DelayQueue(AsyncClosing):
         return stats
 
     item_async = awaited(item)
-    """Await ``item``."""
 
     def stats(self) -> QueueStats:
         """Return what the queue holds."""
@@ -367,7 +342,6 @@ class DelayQueue(AsyncClosing):
         return stats
 
     stats_async = awaited(stats)
-    """Await ``stats``."""
 
     # ------------------------------------------------------------------ the broker
 
@@ -389,7 +363,7 @@ class DelayQueue(AsyncClosing):
         """
         import asyncio  # noqa: PLC0415 - as in ``Calls``
 
-        give_up = self._give_up if isinstance(operation, Dequeue) else _cancel
+        give_up = self._give_up if isinstance(operation, operations.Dequeue) else _cancel
         future = await self._async.made(partial(self.submit, operation), give_back=give_up)
         try:
             return await asyncio.wrap_future(future)
@@ -402,11 +376,10 @@ class DelayQueue(AsyncClosing):
 
     def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result
         if self._broker.is_here() and future.cancel():
-            message = (
+            raise InvalidRequestError(
                 f"queue {self.url}: expected a call that does not wait, found one from a callback, which runs in the"
                 f" thread that would do it: submit the operation"
             )
-            raise InvalidRequestError(message)
         return self._runtime.wait(future)
 
     def checkpoint(self) -> None:
@@ -414,7 +387,6 @@ class DelayQueue(AsyncClosing):
         self._wait(self._query(lambda _state, _now: self._broker.want_checkpoint()))
 
     checkpoint_async = awaited(checkpoint)
-    """Await ``checkpoint``."""
 
     def close(self) -> None:
         """Do what was asked for so far, and end; calls that wait for an item get none."""

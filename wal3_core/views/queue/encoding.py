@@ -1,26 +1,19 @@
-"""A queue's records: keys, and the bodies under them.
-
-Under ``v`` and the id an item's value, behind a header; under ``s`` and the id its state, from the first time it is
-handed out; under ``m`` what the queue as a whole has come to, at the end of each fragment; under ``b`` which broker has
-the queue, before its first fragment; under ``d`` the definition; under ``c`` the parts of a checkpoint. Ids and part
-numbers are big-endian. An item is removed by tombstones under both its keys.
+"""A queue's records: keys, and the bodies under them. Source: docs/protocol.md, "Delay queue".
 
 A value's header: a byte of widths and flags, the deadline, and how far from it the item was enqueued; then, if flagged,
 the priority, and the length of the dedupe key and the key. Times are milliseconds; deadlines count from when the queue
-was created. Source: docs/protocol.md, "Delay queue".
+was created.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wal3_core.errors import CorruptError
 from wal3_core.views.queue.operations import DEFAULT_PRIORITY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 VALUE, STATE, PART = b"v", b"s", b"c"
 META_KEY, BROKER_KEY, DEFINITION_KEY = b"m", b"b", b"d"
@@ -97,8 +90,7 @@ def value_body(
 def value_header(body: bytes | memoryview, created_ms: int, what: str) -> ValueHeader:
     """Decode a value's header from its body, or the first 320 bytes of it; CorruptError names ``what``."""
     if not len(body):
-        message = f"{what}: expected a value's header, found an empty body"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected a value's header, found an empty body")
     head = body[0]
     middle = 1 + (head & _WIDTH)
     end = middle + (head >> _DISTANCE_SHIFT & _WIDTH)
@@ -115,8 +107,7 @@ def value_header(body: bytes | memoryview, created_ms: int, what: str) -> ValueH
     elif head & _EXTRAS:
         end = len(body) + 1
     if end > len(body):
-        message = f"{what}: expected a value's header of {end} bytes, found {len(body)}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected a value's header of {end} bytes, found {len(body)}")
     return ValueHeader(deadline_ms, enqueued_ms, priority, dedupe_key, end)
 
 
@@ -139,8 +130,7 @@ def state_body(state: StateRecord) -> bytes:
 def state_record(body: bytes, what: str) -> StateRecord:
     """Decode a state; CorruptError names ``what``."""
     if len(body) != _STATE.size or body[:1] not in (PENDING, LEASED, DEAD):
-        message = f"{what}: expected an item's state of {_STATE.size} bytes, found {len(body)}: {body[:1]!r}"
-        raise CorruptError(message)
+        raise CorruptError(f"{what}: expected an item's state of {_STATE.size} bytes, found {len(body)}: {body[:1]!r}")
     return StateRecord(*_STATE.unpack(body))
 
 
@@ -193,13 +183,11 @@ class Meta:
     def from_bytes(cls, body: bytes, *, what: str) -> Meta:
         """Decode; CorruptError names ``what``."""
         if len(body) < _META.size or body[0] != _FORMAT:
-            message = f"{what}: expected the state of a queue in format {_FORMAT}, found {len(body)} bytes"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected the state of a queue in format {_FORMAT}, found {len(body)} bytes")
         _, broker, definition, last_id, as_of, created_ms, now_ms, num_floors, num_parts = _META.unpack_from(body)
         end = _META.size + num_floors * _FLOOR.size
         if len(body) != end + num_parts * _U64.size:
-            message = f"{what}: expected {end + num_parts * _U64.size} bytes, found {len(body)}"
-            raise CorruptError(message)
+            raise CorruptError(f"{what}: expected {end + num_parts * _U64.size} bytes, found {len(body)}")
         return cls(
             broker=broker,
             definition=definition,

@@ -10,12 +10,13 @@ Source: docs/protocol.md, "Delay queue".
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, integer, optional, positive
+from wal3_core.arguments import Check, checked, integer, optional, positive
 from wal3_core.errors import (
     ConditionNotMetError,
     CorruptError,
@@ -26,7 +27,9 @@ from wal3_core.errors import (
     LogNotFoundError,
 )
 from wal3_core.format.cursor import Owner
-from wal3_core.format.paths import QUEUE_CURSOR, check_log_name
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import QUEUE_CURSOR, LogId, check_log_name
 from wal3_core.format.policy import Cleanup, Policy
 from wal3_core.format.record import Message
 from wal3_core.log.read.reader import LogReader
@@ -35,39 +38,15 @@ from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import MIB, Limits, ReaderOptions, View, WriterOptions
 from wal3_core.runtime import Runtime, shared_runtime, wall_us
 from wal3_core.runtime.loggers import QUEUE
-from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.cursor_store import CursorStore, Witness
 from wal3_core.store.documents.policy_store import PolicyStore
-from wal3_core.store.object_store import a_store
+from wal3_core.store.object_store import ObjectStore, a_store
 from wal3_core.views.queue import encoding
-from wal3_core.views.queue.answering import ValueCache, fitting, peeked
+from wal3_core.views.queue.calls import ValueCache, fitting, peeked
 from wal3_core.views.queue.checkpoint import RecordTotals, StoredItem, decode, restore
-from wal3_core.views.queue.encoding import (
-    ID_KEY_BYTES,
-    NEVER,
-    NO_TOKEN,
-    PART_KEY_BYTES,
-    Meta,
-    StateRecord,
-    id_key,
-    id_of,
-    part_key,
-    state_record,
-    value_header,
-)
-from wal3_core.views.queue.operations import QueueDefinition
-from wal3_core.views.queue.queue_state import US_PER_MS, DeadLetter, Lease, QueueState
-from wal3_core.views.queue.runs import Row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wal3_core.arguments import Check
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.paths import LogId
-    from wal3_core.store.documents.cursor_store import Witness
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_core.views.queue.operations import ItemStats, Peeked, QueueStats
+from wal3_core.views.queue.encoding import Meta
+from wal3_core.views.queue.operations import ItemStats, Peeked, QueueDefinition, QueueStats
+from wal3_core.views.queue.queue_state import US_PER_MS, DeadLetter, Lease, QueueState, Row
 
 T = TypeVar("T")
 
@@ -137,7 +116,7 @@ class _Changes:
         self._meta = meta
         self.values: dict[int, StoredItem | None] = {}
         # In the order of their newest records, as the dead letters are listed.
-        self.states: dict[int, StateRecord | None] = {}
+        self.states: dict[int, encoding.StateRecord | None] = {}
         self.parts: set[bytes] = set()
         # Those of the newest checkpoint's parts, by their offsets.
         self.bodies: dict[int, bytes] = {}
@@ -154,7 +133,7 @@ class _Changes:
             kind = (key or b"")[:1]
             if kind in _OF_ITEMS and self._add_item(key, body, offset):
                 self.displaced.discard(key)
-            elif kind == encoding.PART and len(key) == PART_KEY_BYTES:
+            elif kind == encoding.PART and len(key) == encoding.PART_KEY_BYTES:
                 (self.parts.discard if body is None else self.parts.add)(key)
                 if offset in self._meta.parts and body is not None:
                     self.bodies[offset] = body
@@ -172,12 +151,12 @@ class _Changes:
 
     def _add_item(self, key: bytes, body: bytes | None, offset: int) -> bool:
         """Add an item's value or state; return whether it is one. None has an id above the last one."""
-        item_id = id_of(key)
+        item_id = encoding.id_of(key)
         if not _is_of_item(key) or not 0 < item_id <= self._meta.last_id:
             return False
         try:
             if key[:1] == encoding.STATE:
-                state = None if body is None else state_record(body, "")
+                state = None if body is None else encoding.state_record(body, "")
                 self.states.pop(item_id, None)
                 self.states[item_id] = state
             else:
@@ -188,8 +167,8 @@ class _Changes:
         return True
 
     def _item(self, item_id: int, body: bytes, offset: int) -> StoredItem:
-        header = value_header(body, self._meta.created_ms, "")
-        row = Row(header.deadline_ms, item_id, offset, len(body) - header.length, 0, header.enqueued_ms, NEVER)
+        header = encoding.value_header(body, self._meta.created_ms, "")
+        row = Row(header.deadline_ms, item_id, offset, len(body) - header.length, 0, header.enqueued_ms, encoding.NEVER)
         return StoredItem(row, header.priority, header.dedupe_key)
 
 
@@ -199,7 +178,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _is_of_item(key: bytes) -> bool:
-    return key[:1] in _OF_ITEMS and len(key) == ID_KEY_BYTES
+    return key[:1] in _OF_ITEMS and len(key) == encoding.ID_KEY_BYTES
 
 
 class QueueLoader:
@@ -263,11 +242,10 @@ class QueueLoader:
             window, limit = window * _WINDOW_GROWTH, start
         if self._damage is not None:
             raise self._damage
-        message = (
+        raise InvalidRequestError(
             f"log {self._url}: expected a queue, found a log of other records, or an empty one: name a queue"
             " (`wal3 queue list` shows them), or create one under a name that is free or of an empty log"
         )
-        raise InvalidRequestError(message)
 
     def _behind_damage(self, meta: Meta, at: int) -> Meta:
         """Return what the queue has come to, though a damaged fragment behind that record may say otherwise.
@@ -347,7 +325,7 @@ class QueueLoader:
             end=end.offset,
             time_us=end.timestamp_us,
             broker=broker,
-            parts=changes.parts | {part_key(meta.as_of, number) for number in range(len(meta.parts))},
+            parts=changes.parts | {encoding.part_key(meta.as_of, number) for number in range(len(meta.parts))},
             since_checkpoint=changes.totals,
             behind=end.offset - meta_at - 1,
             displaced=changes.displaced | ({encoding.DEFINITION_KEY} if definition is None else set()),
@@ -435,7 +413,7 @@ class QueueLoader:
             item = changes.values.get(item_id, known.get(item_id))
             if item is None:
                 # Its value may be in a fragment that was left out, or a record of others has its key.
-                value_key = id_key(encoding.VALUE, item_id)
+                value_key = encoding.id_key(encoding.VALUE, item_id)
                 is_lost = self._damaged or item_id in changes.values or value_key in changes.displaced
                 if record is not None and not is_lost:
                     message = f"queue {self._url}: item {item_id}: expected a value beside its state, found none"
@@ -480,7 +458,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
         )
     created_ms = wall_us(runtime) // US_PER_MS
     # Its time begins with its first broker, whose clock the store bounds.
-    meta = Meta(broker=NO_TOKEN, definition=1, last_id=0, created_ms=created_ms, now_ms=0, floors_ms={})
+    meta = Meta(broker=encoding.NO_TOKEN, definition=1, last_id=0, created_ms=created_ms, now_ms=0, floors_ms={})
     records = [
         Message(definition.to_bytes(), encoding.DEFINITION_KEY),
         Message(meta.to_bytes(), encoding.META_KEY),
@@ -588,10 +566,7 @@ def _load(loader: QueueLoader) -> LoadedQueue:
 
 
 def _read_items(
-    store: ObjectStore,
-    log: str,
-    choose: Callable[[QueueState], Sequence[tuple[Row, int]]],
-    runtime: Runtime | None,
+    store: ObjectStore, log: str, choose: Callable[[QueueState], Sequence[tuple[Row, int]]], runtime: Runtime | None
 ) -> list[Peeked]:
     runtime = runtime or shared_runtime()
     loader = QueueLoader(store, log, ReaderOptions(), runtime)

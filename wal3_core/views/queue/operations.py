@@ -25,12 +25,12 @@ from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.format.strict_json import (
     INTEGER,
     Kind,
-    Member,
     Shown,
     check_format_version,
     dump_checksummed,
     dump_members,
     load_checksummed,
+    member,
     read_members,
 )
 from wal3_core.options import MIB, Options, ReaderOptions, View, WriterOptions, of_view, within
@@ -68,8 +68,7 @@ def whole_ms(duration_s: float) -> int:
 def check_one_time(what: str, deadline_us: int | None, delay_s: float | None) -> None:
     """Refuse a deadline beside a delay."""
     if deadline_us is not None and delay_s is not None:
-        message = f"{what}: expected a deadline or a delay, found both"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{what}: expected a deadline or a delay, found both")
 
 
 _FORMAT_VERSION = 1
@@ -81,12 +80,12 @@ _VALUE_BYTES_MAX = 8 * MIB
 # What a definition's record holds.
 _STORED = (
     # An earlier version took longer leases.
-    Member(
+    member(
         "lease_ms", Kind(lambda fields, name: min(fields.integer(name) / MS_PER_S, LEASE_S_MAX), whole_ms), "lease_s"
     ),
-    Member("value_bytes_max", INTEGER),
-    Member("max_deliveries", INTEGER, default=None),
-    Member("items_max", INTEGER, default=None),
+    member("value_bytes_max", INTEGER),
+    member("max_deliveries", INTEGER, default=None),
+    member("items_max", INTEGER, default=None),
 )
 
 
@@ -125,8 +124,7 @@ class QueueDefinition(Options):
         try:
             definition = cls(**read_members(fields, _STORED))
         except InvalidRequestError as error:
-            message = f"{what}: expected a queue's definition, found another value: {error}"
-            raise CorruptError(message) from error
+            raise CorruptError(f"{what}: expected a queue's definition, found another value: {error}") from error
         fields.finish()
         return definition
 
@@ -167,8 +165,7 @@ class QueueOptions(Options):
         for name, least in _WRITER_MIN.items():
             found = getattr(self.writer, name)
             if found < least:
-                message = f"queue options: writer: {name}: expected at least {least}, found {found}"
-                raise InvalidRequestError(message)
+                raise InvalidRequestError(f"queue options: writer: {name}: expected at least {least}, found {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +312,7 @@ _OPERATION_BYTES_MAX = 32 * MIB
 def _a_lease_time(value: object, name: str) -> float:
     plain = a_delay(value, name)
     if not 0 < plain <= LEASE_S_MAX:
-        message = f"{name}: expected a number of seconds above 0, up to {LEASE_S_MAX}, found {plain}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"{name}: expected a number of seconds above 0, up to {LEASE_S_MAX}, found {plain}")
     return plain
 
 
@@ -343,11 +339,10 @@ class Enqueue:
             instance_of(NewItem)(item, "items")
         num_bytes = sum(len(item.value) + len(item.dedupe_key or b"") for item in self.items)
         if not 1 <= len(self.items) <= ITEMS_MAX or num_bytes > _OPERATION_BYTES_MAX:
-            message = (
+            raise InvalidRequestError(
                 f"enqueue: expected 1 to {ITEMS_MAX} items of at most {_OPERATION_BYTES_MAX} bytes together,"
                 f" found {len(self.items)} items of {num_bytes} bytes"
             )
-            raise InvalidRequestError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +362,7 @@ class Dequeue:
         lease_s, bytes_max = optional(_a_lease_time), optional(positive)
         make_plain(self, count=positive, timeout_s=_a_timeout, lease_s=lease_s, bytes_max=bytes_max)
         if self.count > ITEMS_MAX:
-            message = f"dequeue: expected a count of at most {ITEMS_MAX}, found {self.count}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"dequeue: expected a count of at most {ITEMS_MAX}, found {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,8 +376,7 @@ class _OfLeases:
         plain = []
         for lease in self.leases:
             if not isinstance(lease, tuple | list) or len(lease) != 2:  # noqa: PLR2004 - a pair
-                message = f"leases: expected pairs of an id and a token, found {type(lease).__name__}"
-                raise InvalidRequestError(message)
+                raise InvalidRequestError(f"leases: expected pairs of an id and a token, found {type(lease).__name__}")
             plain.append((integer(lease[0], "id"), text(lease[1], "token")))
         if not 1 <= len(plain) <= ITEMS_MAX or len({item_id for item_id, _ in plain}) < len(plain):
             message = f"{type(self).__name__.lower()}: expected 1 to {ITEMS_MAX} items, each once, found {len(plain)}"
@@ -450,8 +443,7 @@ class Reclaim:
     def __post_init__(self) -> None:
         make_plain(self, ids=_ids)
         if not 1 <= len(self.ids) <= ITEMS_MAX:
-            message = f"reclaim: expected 1 to {ITEMS_MAX} items, found {len(self.ids)}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"reclaim: expected 1 to {ITEMS_MAX} items, found {len(self.ids)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,8 +471,7 @@ class Kick:
         make_plain(self, count=positive, ids=optional(_ids))
         found = max(self.count, len(self.ids or ()))
         if found > ITEMS_MAX:
-            message = f"kick: expected at most {ITEMS_MAX} items, found {found}"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"kick: expected at most {ITEMS_MAX} items, found {found}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,16 @@ from dagster import (
     multi_asset,
 )
 
-from wal3_core.compaction.retried import Retried
+from wal3_core.compaction.reports import Retried
 from wal3_core.errors import LogError, LogNotFoundError
 from wal3_core.fleet.dirty.back_pressure import measure_logs, over_limit
 from wal3_core.fleet.dirty.dirty_log import dirty_logs
 from wal3_core.fleet.dirty.rollup import FinishedRollUp, RollUp
 from wal3_core.fleet.dirty.rollup_plan import Decision, MarkerRange, RollUpOptions, RollUpPlan
 from wal3_core.fleet.outcomes import try_log
-from wal3_core.format.policy import UNPROCESSED_MIN
+from wal3_core.options import UNPROCESSED_MIN
 from wal3_core.runtime import US_PER_S
-from wal3_core.spark.rollup import plan_rollups
+from wal3_core.spark.maintenance import plan_rollups
 from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs.checks import DIRTY_LOG, ROLLUP, DirtyLogProbe, consumers_keep_up
 from wal3_orchestration.defs.maintenance import request_maintenance

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from wal3_core.fleet.dirty.rollup_plan import Decision
+from wal3_core.fleet.dirty.rollup_plan import Decision, RollUpPlan
 from wal3_orchestration.framework.checks import log_check
 from wal3_orchestration.framework.runbook import Section
-
-if TYPE_CHECKING:
-    from wal3_core.fleet.dirty.rollup_plan import RollUpPlan
-    from wal3_orchestration.resources import RollUpResource
+from wal3_orchestration.resources import RollUpResource
 
 DIRTY_LOG, ROLLUP = "dirty_log", "rollup"
 _SPOKEN_MAX = 3

@@ -10,9 +10,9 @@ deletion as well.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dagster import MetadataValue
 
@@ -21,32 +21,26 @@ from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, Log
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.format import strict_json
+from wal3_core.format.garbage import Garbage
 from wal3_core.format.paths import DATA_FOLDERS
 from wal3_core.format.setsum import EMPTY
-from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
+from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned, Plan
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
-from wal3_core.log.collect.planner import Plan
+from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
+from wal3_core.spark.maintenance import delete_objects, list_orphans, plan_collections
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.checks import ORPHANS, PLAN, PlannedLog, few_orphans, safe_to_collect
 from wal3_orchestration.defs.key_compaction.checks import INSTALLED, compaction_verified, unproven, unverified
 from wal3_orchestration.framework.assets import LogAsset, LogJob
-from wal3_orchestration.framework.checks import CheckResult, judged
+from wal3_orchestration.framework.checks import CheckResult, Value, judged
+from wal3_orchestration.framework.log_records import LogRecord
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder, known_problems, latest, refused, value_of
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.scope import COLLECT_TAG
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.triggers import LogSchedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wal3_core.format.garbage import Garbage
-    from wal3_core.options import CollectorOptions
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.framework.log_records import LogRecord
-    from wal3_orchestration.framework.step import Step
-    from wal3_orchestration.resources import CollectionResource
+from wal3_orchestration.resources import CollectionResource
 
 _NOTHING_TO_PRUNE = "nothing to prune"
 _PROBLEMS_SHOWN_MAX = 100

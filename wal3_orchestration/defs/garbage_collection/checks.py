@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from wal3_core.fleet.survey import Survey
 from wal3_core.format.paths import DIRTY, QUEUE_CURSOR
-from wal3_core.log.collect.planner import ONLY_COMPACTED
-from wal3_orchestration.framework.checks import log_check
+from wal3_core.log.collect.collector import ONLY_COMPACTED
+from wal3_orchestration.framework.checks import Value, log_check
 from wal3_orchestration.framework.runbook import Section
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wal3_core.fleet.survey import Survey
-    from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.resources import CollectionResource
+from wal3_orchestration.resources import CollectionResource
 
 PLAN, ORPHANS = "garbage_plan", "marked_orphans"
 _DRY_RUN = ("gc", "LOG", "--dry-run")

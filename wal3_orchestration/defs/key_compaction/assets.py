@@ -8,6 +8,7 @@ steps leaves orphans, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +17,15 @@ from dagster import MetadataValue
 
 from wal3_core import LogReader
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.compaction.reports import KeyCompactorOptions, choose
+from wal3_core.compaction.engine import Engine
+from wal3_core.compaction.reports import KeyCompactionPlan, Retried, choose
+from wal3_core.compaction.verifying import Verification
 from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
 from wal3_core.fleet.outcomes import Refusal, try_log
 from wal3_core.format.paths import pass_path
+from wal3_core.options import KeyCompactorOptions
 from wal3_core.spark import SparkEngine
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.key_compaction.checks import (
     FRAGMENTS,
     IDENTITY,
@@ -35,7 +40,8 @@ from wal3_orchestration.defs.key_compaction.checks import (
     unverified,
 )
 from wal3_orchestration.framework.assets import LogAsset, LogJob
-from wal3_orchestration.framework.checks import CheckResult, LogCheck, judged
+from wal3_orchestration.framework.checks import CheckResult, LogCheck, Value, judged
+from wal3_orchestration.framework.log_records import KnownProblem
 from wal3_orchestration.framework.recorder import (
     IDLE,
     LogResult,
@@ -49,23 +55,12 @@ from wal3_orchestration.framework.recorder import (
     value_of,
 )
 from wal3_orchestration.framework.runbook import Section
-from wal3_orchestration.framework.step import HERE, ON_SPARK
+from wal3_orchestration.framework.step import HERE, ON_SPARK, Step
 from wal3_orchestration.framework.store import map_logs
 from wal3_orchestration.framework.triggers import LogSchedule
+from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from wal3_core.compaction.engine import Engine
-    from wal3_core.compaction.reports import KeyCompactionPlan
-    from wal3_core.compaction.retried import Retried
-    from wal3_core.compaction.verifying import Verification
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.checks import Value
-    from wal3_orchestration.framework.log_records import KnownProblem
-    from wal3_orchestration.framework.step import Step
-    from wal3_orchestration.resources import CollectionResource
-
     # What became of a log's merge, what is wrong with its proof, and what Spark ran again if it was used.
     Merged = tuple[LogResult, str | None, Retried | None]
 

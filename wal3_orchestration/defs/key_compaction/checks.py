@@ -14,12 +14,12 @@ from wal3_orchestration.framework.checks import log_check
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecords
 from wal3_orchestration.framework.recorder import known_problems, latest, value_of
 from wal3_orchestration.framework.runbook import Section
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import read_manifests
+from wal3_orchestration.resources import CollectionResource
 
 if TYPE_CHECKING:
     from wal3_orchestration.defs.key_compaction.assets import Outline
-    from wal3_orchestration.framework.step import Step
-    from wal3_orchestration.resources import CollectionResource
 
 PLAN, FRAGMENTS, INSTALLED = "compaction_plan", "compacted_fragments", "installed_manifest"
 # The label of the token of a merged pass.

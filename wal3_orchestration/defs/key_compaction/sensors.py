@@ -5,21 +5,17 @@ A slow sweep: it looks at each manifest, and outlines only those logs whose mani
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dagster import SensorEvaluationContext, SensorResult
 
 from wal3_core.compaction.reports import choose, may_be_due
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.key_compaction.assets import JOB, outlines
 from wal3_orchestration.defs.key_compaction.checks import INSTALLED
 from wal3_orchestration.framework.log_records import NOTHING, LogRecords
+from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
-
-if TYPE_CHECKING:
-    from dagster import SensorEvaluationContext, SensorResult
-
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.scope import StoreScope
 
 # Merging one log is work enough for a run.
 RUNS_OF_ONE_LOG_MAX = 16

@@ -1,17 +1,15 @@
 """Copies a log as one manifest says, object by object, the copy's own manifest last.
 
-The target's manifest is claimed first, by CAS: until the copy is whole a ``Vacancy`` stands there, and a call
-without the newest claim changes nothing that will be read. The source is pinned meanwhile, so a collection deletes
-nothing of it; records appended meanwhile are not copied. A copy that was cut short is no log; the next call
-finishes it. Every fragment is decoded and checked on the way. Source: docs/protocol.md, "Copy".
+The source is pinned meanwhile; records appended meanwhile are not copied. A copy that was cut short is no log; the next
+call finishes it. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
 from wal3_core.errors import (
@@ -22,36 +20,32 @@ from wal3_core.errors import (
     StoreDeniedError,
     UnavailableError,
 )
+from wal3_core.format import parquet
+from wal3_core.format.cursor import Cursor
 from wal3_core.format.fragment import FragmentPointer
-from wal3_core.format.paths import check_log_name
+from wal3_core.format.manifest import Boundary, Manifest
+from wal3_core.format.named_append import NAMING_DIGITS
+from wal3_core.format.paths import check_fragment_path, check_log_name
+from wal3_core.format.pin import Pin
+from wal3_core.format.policy import Policy
+from wal3_core.format.position import LogPosition
 from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.format.strict_json import Shown
 from wal3_core.log.belongings import take_cursors, take_manifest
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.maintain.copy.cursors import load_cursors
-from wal3_core.log.maintain.copy.parts import CopiedPart
-from wal3_core.log.maintain.copy.target import CopyPins, CopyTarget, copying_at
+from wal3_core.log.maintain.copy.target import Claim, CopyPins, CopyTarget, copying_at, encode_checked, load_cursors
 from wal3_core.log.read.reader import read_fragment
-from wal3_core.log.read.scan import select
-from wal3_core.log.write.log_clock import bounded
+from wal3_core.log.read.scan import check_start, select, trim
+from wal3_core.log.tree.splice import cut_below
+from wal3_core.log.write.commit import bounded
 from wal3_core.options import CLOCK_AHEAD_S_MAX, UNLIMITED, ReaderOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.store.documents.document_store import LoadedDocument
+from wal3_core.store.documents.manifest_store import Entry
 from wal3_core.store.object_store import ObjectStore, a_store, canonical_url, log_store, share_of
 from wal3_core.store.retrying import with_retries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wal3_core.format.cursor import Cursor
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.pin import Pin
-    from wal3_core.format.policy import Policy
-    from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
-    from wal3_core.log.maintain.copy.target import Claim
-    from wal3_core.store.documents.document_store import LoadedDocument
-    from wal3_core.store.documents.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
 
@@ -151,8 +145,7 @@ class _Copying:
             from_offset = self._after.next.position.offset
         address = canonical_url(self._from.url)
         if address == canonical_url(self._into.url):
-            message = f"log {self._from.url}: expected another log to copy to, found itself"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"log {self._from.url}: expected another log to copy to, found itself")
         # Before anything is pinned: a target that is taken fails here.
         found = self._into.look(address)
         pins = CopyPins(self._from)
@@ -235,12 +228,11 @@ class _Copying:
             return source
         part = self._part.of(source, from_offset)
         if self._after is not None and self._after.setsum != part.pruned:
-            message = (
+            raise GarbageCollectedError(
                 f"log {self._from.url}: expected all its records from offset {from_offset} on, where the earlier copy"
                 f" ends, found that some were compacted away, or that this is no copy of the log: make a whole copy,"
                 f" and keep a cursor of the log where the last copy ends"
             )
-            raise GarbageCollectedError(message)
         return part
 
     def _made(self, source: Manifest, pointers: list[Pointer], policy: Policy | None, claim: Claim) -> Manifest:
@@ -268,11 +260,10 @@ class _Copying:
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
         if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):
-            message = (
+            raise CorruptError(
                 f"log {self._from.url}: expected {manifest.num_records} records and setsum {manifest.setsum},"
                 f" found {records} and {total + manifest.pruned} in what was copied and pruned"
             )
-            raise CorruptError(message)
         return fragments
 
     def _copy_fragment(self, claim: Claim, pointer: FragmentPointer) -> FragmentPointer:
@@ -281,11 +272,10 @@ class _Copying:
             try:
                 self._checked(claim.objects, pointer)
             except CorruptError as error:
-                message = (
+                raise CorruptError(
                     f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
                     f" partial copy, delete its pin of the source, and copy again: {error}"
-                )
-                raise CorruptError(message) from error
+                ) from error
             return pointer
         data = self._part.encoded.get(pointer.path)
         claim.write_fragment(pointer, data or self._checked(self._from.objects, pointer))
@@ -293,8 +283,6 @@ class _Copying:
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
         return read_fragment(store, pointer, expanded_bytes_max=self._expanded_bytes_max)[0]
-
-    # ------------------------------------------------------------------ documents
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""
@@ -329,3 +317,77 @@ def _names(cursors: Mapping[str, Cursor]) -> str:
     It could not be deleted from the copy: a delete knows no versions, and may arrive after another call has taken over.
     """
     return hashlib.sha256("\n".join(sorted(cursors)).encode()).hexdigest()[:16] if cursors else "none"
+
+
+# ---------------------------------------------------------------------- a part
+
+
+class CopiedPart:
+    """The part of a log from an offset on: it begins exactly there, so that parts adjoin.
+
+    A fragment that holds the offset and others before it is cut there and encoded again, in the same way each time:
+    another call may finish the copy. Of what the source does not have, ``written`` are the snapshots, ``encoded`` the
+    fragment, by path.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, load: Callable[[SnapshotPointer], Snapshot], expanded_bytes_max: int
+    ) -> None:
+        self._objects = objects
+        self._load = load
+        self._expanded_bytes_max = expanded_bytes_max
+        self.written: dict[str, Snapshot] = {}
+        self.encoded: dict[str, bytes] = {}
+
+    def of(self, source: Manifest, offset: int) -> Manifest:
+        """Return the part of a manifest from an offset on; InvalidRequestError when that lies beyond the log's end.
+
+        GarbageCollectedError when the log no longer holds it. The part begins with the next fragment if the rest of
+        the one that holds the offset was dropped.
+        """
+        check_start(source, offset)
+        cut = cut_below(source, offset, self._load)
+        self.written = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
+        pointers = self._from(cut.pointers, offset, source)
+        first = Boundary(pointers[0].first_seq_no, pointers[0].start) if pointers else source.next
+        return replace(
+            source,
+            first=source.first if pointers == source.pointers else first,
+            pruned=source.pruned + (sum_setsums(source.pointers) - sum_setsums(pointers)),
+            announced=None,
+        ).holding(pointers)
+
+    def _from(self, pointers: Sequence[Pointer], offset: int, source: Manifest) -> tuple[Pointer, ...]:
+        if not pointers or pointers[0].start.offset >= offset:
+            return tuple(pointers)
+        first, *others = pointers
+        begun: tuple[Pointer, ...] = ()
+        if isinstance(first, FragmentPointer):
+            begun = self._cut(first, offset)
+        elif below := self._from((self.written.get(first.path) or self._load(first)).pointers, offset, source):
+            part = Snapshot(below, source.fence, source.log_id)
+            begun = (part.pointer_to(part.to_bytes()),)
+            self.written[begun[0].path] = part
+        return (*begun, *others)
+
+    def _cut(self, pointer: FragmentPointer, offset: int) -> tuple[FragmentPointer, ...]:
+        """Encode a fragment's records from an offset on as a fragment of their own; none if there are none."""
+        most = self._expanded_bytes_max
+        _, fragment = read_fragment(self._objects, pointer, expanded_bytes_max=most)
+        table = trim(fragment.table, offset, UNLIMITED)
+        if not len(table):
+            return ()
+        token = check_fragment_path(pointer.path, pointer.seq_no)
+        digest = hashlib.sha256(f"{pointer.path} from {offset}".encode()).hexdigest()
+        # The name of an append stays in the path.
+        token = token[:NAMING_DIGITS] + digest[: len(token) - NAMING_DIGITS]
+        cut = replace(
+            pointer,
+            start=LogPosition(offset, table["timestamp_us"][0].as_py()),
+            setsum=parquet.table_setsum(table),
+            num_records=len(table),
+            continues=False,
+        )
+        cut, data = encode_checked(table, cut, seq_no=pointer.seq_no, token=token, expanded_bytes_max=most)
+        self.encoded[cut.path] = data
+        return (cut,)

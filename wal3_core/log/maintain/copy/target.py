@@ -1,19 +1,18 @@
 """Where a log begins that takes something along: a name that is claimed by CAS, filled, and made a log, by CAS again.
 
-The copy, or the successor, is a life of its own, and what a call writes lies in that life's folder. A call that
-continues a copy which was cut short takes over its claim; the call that held it before may still be running. It notices
-before it changes a cursor, and at the latest when it finishes.
-
-A copy pins its source: each pin belongs to one claim on a target, and its name is never used again. A claim names its
-pin, and the call that holds the claim may rely on it. A pin that no claim names, not yet or no longer, is deleted by
-the call that made it or ended its claim. Source: docs/protocol.md, "Copy".
+A call that continues a copy which was cut short takes over its claim; the call that held it before may still be
+running. It notices before it changes a cursor, and at the latest when it finishes. A claim names the pin of its source
+that the call may rely on. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
+    CorruptError,
     InvalidRequestError,
     LogError,
     LogExistsError,
@@ -21,35 +20,34 @@ from wal3_core.errors import (
     LogReplacedError,
     UnavailableError,
 )
-from wal3_core.format.cursor import BYTES_MAX as CURSOR_BYTES_MAX
+from wal3_core.format import parquet
 from wal3_core.format.cursor import Cursor
+from wal3_core.format.fragment import FragmentPointer
 from wal3_core.format.manifest import Manifest
-from wal3_core.format.paths import POLICY, cursor_path
-from wal3_core.format.policy import BYTES_MAX as POLICY_BYTES_MAX
+from wal3_core.format.named_append import placed
+from wal3_core.format.paths import POLICY, LogId, cursor_path, fragment_path
+from wal3_core.format.pin import Pin
 from wal3_core.format.policy import Policy
-from wal3_core.format.snapshot import Snapshot, SnapshotPointer
+from wal3_core.format.position import FragmentSeqNo
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer
 from wal3_core.format.tombstone import or_tombstone
 from wal3_core.format.vacancy import Vacancy, VacancyKind
 from wal3_core.log.contents import delete_remains
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import select
+from wal3_core.options import UNLIMITED, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead
-from wal3_core.store.documents.document_store import D, DocumentStore, write_immutable
-from wal3_core.store.documents.manifest_store import ManifestStore, describe, new_log_id
+from wal3_core.store.documents.cursor_store import CursorStore
+from wal3_core.store.documents.document_store import D, DocumentStore, LoadedDocument, write_immutable
+from wal3_core.store.documents.manifest_store import Entry, ManifestStore, describe, new_log_id
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import object_url
+from wal3_core.store.object_store import ObjectStore, object_url
 from wal3_core.store.retrying import for_store, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import pyarrow as pa
 
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.pin import Pin
-    from wal3_core.format.snapshot import Pointer
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.options import RetryOptions
-    from wal3_core.store.documents.document_store import LoadedDocument
-    from wal3_core.store.documents.manifest_store import Entry
-    from wal3_core.store.object_store import ObjectStore
 
 
 _SNAPSHOTS_AHEAD = 8
@@ -83,9 +81,7 @@ class CopyTarget:
         earlier = copying_at(seen)
         resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
         log_id = earlier.log_id if earlier is not None and resumed else new_log_id(self._runtime)
-        vacancy = Vacancy(
-            kind=VacancyKind.COPYING, log_id=log_id, generation=1, writer="", source=source, terms=terms, pin=pin
-        )
+        vacancy = Vacancy(kind=VacancyKind.COPYING, log_id=log_id, source=source, terms=terms, pin=pin)
         claim = self._claim(vacancy, seen, resumed=resumed)
         if claim is None:
             message = f"log {self.url}: expected to be alone in copying to it, found that another call began just now"
@@ -99,8 +95,7 @@ class CopyTarget:
         something else stands there by now.
         """
         log_id = new_log_id(self._runtime)
-        kind = VacancyKind.FOLLOWING
-        vacancy = Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=sealed)
+        vacancy = Vacancy(kind=VacancyKind.FOLLOWING, log_id=log_id, source=source, terms=sealed)
         return self._claim(vacancy, seen, resumed=False)
 
     def _claim(self, vacancy: Vacancy, seen: LoadedDocument[Entry] | None, *, resumed: bool) -> Claim | None:
@@ -182,13 +177,13 @@ class Claim:
         """Write the copy's cursors and policy."""
         # If another call has finished the copy, a cursor of it may have been deleted since.
         cursor_store = self._documents(
-            lambda data, what: or_tombstone(data, Cursor.from_fields, what=what, bytes_max=CURSOR_BYTES_MAX),
-            CURSOR_BYTES_MAX,
+            lambda data, what: or_tombstone(data, Cursor.from_fields, what=what, bytes_max=Cursor.BYTES_MAX),
+            Cursor.BYTES_MAX,
         )
         for name, cursor in cursors.items():
             self._write(cursor_store, cursor_path(name), cursor)
         if policy is not None:
-            policies = self._documents(Policy.from_bytes, POLICY_BYTES_MAX)
+            policies = self._documents(Policy.from_bytes, Policy.BYTES_MAX)
             self._write(policies, POLICY, policy)
 
     def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:
@@ -225,11 +220,10 @@ class Claim:
         if seen is not None and isinstance(seen.document, Manifest):
             message = f"log {self._manifests.url}: expected to finish a copy to it, found that another call has"
             raise LogExistsError(message)
-        message = (
+        raise LogReplacedError(
             f"log {self._manifests.url}: expected to go on with a copy to it, found that another call has taken over,"
             f" or destroyed it"
         )
-        raise LogReplacedError(message)
 
 
 class CopyPins:
@@ -274,3 +268,55 @@ class CopyPins:
             return
         except LogError:
             self.left.add(name)
+
+
+def encode_checked(
+    table: pa.Table, pointer: FragmentPointer, *, seq_no: FragmentSeqNo, token: str, expanded_bytes_max: int
+) -> tuple[FragmentPointer, bytes]:
+    """Encode a fragment's records under another number and token; return its pointer then, and the bytes, decoded."""
+    data = bytes(parquet.encode_table(table, seq_no=seq_no, token=token).data)
+    made = replace(pointer, path=fragment_path(seq_no, token), first_seq_no=seq_no, seq_no=seq_no, num_bytes=len(data))
+    parquet.decode(data, made, expanded_bytes_max=expanded_bytes_max)
+    return made, data
+
+
+# ---------------------------------------------------------------------- cursors that another log takes along
+
+
+def delete_cursor(store: ObjectStore, log: str, name: str) -> list[str]:
+    """Delete a cursor; in successors of the log, too, where a migration has put it and its owner has not moved it.
+
+    Return the names of these. Errors as ``CursorStore.delete``.
+    """
+    manifest = LogReader.open(store, log).manifest()
+    CursorStore(store, log, log_id=manifest.log_id).delete(name)
+    deleted: list[str] = []
+    while (seal := manifest.seal) is not None and seal.successor is not None and seal.successor not in deleted:
+        cursors = CursorStore(store, seal.successor)
+        try:
+            witness = cursors.load(name)
+        except (LogNotFoundError, CorruptError):
+            break
+        carried = witness is not None and witness.cursor.carried_from == manifest.log_id
+        if witness is None or not carried or not cursors.delete_version(name, witness):
+            break
+        deleted.append(seal.successor)
+        manifest = LogReader.open(store, seal.successor).manifest()
+    return deleted
+
+
+def load_cursors(stores: LogStores, manifest: Manifest) -> dict[str, Cursor]:
+    """Load a log's cursors; those of writers say where their named appends lie that they have not found yet."""
+
+    def with_places(cursor: Cursor) -> Cursor:
+        behind = select(manifest.pointers, cursor.position, UNLIMITED, stores.snapshots.load)
+        return replace(cursor, appends=placed(cursor.appends, behind))
+
+    return {name: with_places(witness.cursor) for name, witness in stores.cursors.list().items()}
+
+
+def delete_retired(theirs: CursorStore, ours: CursorStore, source: Manifest) -> None:
+    """Delete the cursors that came from a source, that were deleted there, and that no owner has moved here."""
+    for name, held in ours.list().items():
+        if held.cursor.carried_from == source.log_id and theirs.is_deleted(name):
+            ours.delete_version(name, held)

@@ -1,53 +1,49 @@
-"""Brings a copy up to date: appends what its source has gained since, at the same positions.
+"""Brings a copy up to date: appends what its source has gained since, at the same positions, and moves its cursors.
 
-The copy must hold exactly the source's records up to the copy's end. The setsums prove that of the manifest that each
-commit replaces. A path of the copy is written once, so the source's fragments are encoded again, under a writer term
-of the copy. An update that was cut short leaves a copy that is behind. Source: docs/protocol.md, "Updating a copy".
+The copy must hold exactly the source's records up to the copy's end. Cursors of writers are also moved before records
+are appended: from the first record on, the copy knows which appends were begun. An update that was cut short leaves a
+copy that is behind. Keeps INV-51. Source: docs/protocol.md, "Updating a copy".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function
-from wal3_core.errors import (
-    GarbageCollectedError,
-    InvalidRequestError,
-    MissingError,
-    UnavailableError,
-)
+from wal3_core.errors import GarbageCollectedError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.format import parquet
-from wal3_core.format.garbage import cut_below
-from wal3_core.format.manifest import Epoch
-from wal3_core.format.named_append import Places
-from wal3_core.format.paths import fragment_path
+from wal3_core.format.cursor import Cursor, is_writers
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Epoch, Manifest
+from wal3_core.format.named_append import NAMED_APPENDS_MAX, Places
 from wal3_core.format.position import FragmentSeqNo, LogPosition
-from wal3_core.format.snapshot import sum_setsums
+from wal3_core.format.setsum import Setsum
+from wal3_core.format.snapshot import Pointer, Snapshot, SnapshotPointer, sum_setsums
 from wal3_core.format.strict_json import Shown
+from wal3_core.log.belongings import take_cursors
 from wal3_core.log.log_stores import LogStores
-from wal3_core.log.maintain.copy.cursors import CopiedCursors
-from wal3_core.log.maintain.copy.parts import Piece, groups, pieces
+from wal3_core.log.maintain.copy.target import delete_retired, encode_checked, load_cursors
 from wal3_core.log.read.reader import read_fragment
 from wal3_core.log.read.scan import select, trim
+from wal3_core.log.tree.splice import cut_below
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.log.write.once import fenced
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.store.documents.cursor_store import Witness
 from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.documents.manifest_store import Installed
 from wal3_core.store.object_store import canonical_url, share_of
 from wal3_core.store.retrying import timeout_s_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.setsum import Setsum
     from wal3_core.log.maintain.copy.copier import LogAt
-    from wal3_core.store.documents.manifest_store import Installed
 
 _FRAGMENTS_AHEAD = 4
 
@@ -120,18 +116,16 @@ class _Updating:
     def run(self, *, with_cursors: bool) -> CopyUpdateReport:
         """Append what the source holds now; another process that changes the copy meanwhile makes it start over."""
         if canonical_url(self._from.url) == canonical_url(self._into.url):
-            message = f"log {self._from.url}: expected another log to update, found itself"
-            raise InvalidRequestError(message)
+            raise InvalidRequestError(f"log {self._from.url}: expected another log to update, found itself")
         # The source after the copy, each time: another update may have copied what the source has gained since.
         base, source = self._into.manifests.load(), self._from.manifests.load()
         began = base.manifest.next.position.offset
         if with_cursors and base.manifest.follows != source.manifest.follows:
-            message = (
+            raise InvalidRequestError(
                 f"log {self._from.url}: expected the log that {self._into.url} is a copy of, to take its cursors, found"
                 f" a successor of it, whose cursors say nothing of the records before: update it without cursors, or"
                 f" copy that one to another name"
             )
-            raise InvalidRequestError(message)
         cursors = CopiedCursors(self._from, self._into) if with_cursors else None
         for _ in range(self._options.contentions_max + 1):
             try:
@@ -170,11 +164,10 @@ class _Updating:
             raise InvalidRequestError(message)
         offset, first = copied.next.position.offset, source.first.position.offset
         if offset < first:
-            message = (
+            raise GarbageCollectedError(
                 f"log {self._into.url}: expected its end within log {self._from.url}, which begins at offset {first},"
                 f" found it at {offset}: the records between were collected: copy to another name"
             )
-            raise GarbageCollectedError(message)
         found = f"records that it does not have, up to offset {offset - 1}"
         if offset <= source.next.position.offset:
             load = self._from.snapshots.load
@@ -191,14 +184,12 @@ class _Updating:
             # What was dropped is known only as a sum over the whole log: nothing shows what lay below the offset.
             width = source.next.position.offset - cut.first.position.offset
             if compacted or sum(pointer.num_records for pointer in cut.pointers) < width:
-                message = (
+                raise GarbageCollectedError(
                     f"log {self._into.url}: expected log {self._from.url} to hold all records from its end on, offset"
                     f" {offset}, found that a compaction dropped some or joined them with others: copy to another name"
                 )
-                raise GarbageCollectedError(message)
             found = f"other records below offset {offset}"
-        message = f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}"
-        raise InvalidRequestError(message)
+        raise InvalidRequestError(f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}")
 
     # ------------------------------------------------------------------ records
 
@@ -268,18 +259,13 @@ class _Updating:
         # The name of an append is in the paths of its fragments.
         naming = places.naming_at(piece.start)
         token = naming + token[len(naming) :]
-        encoded = parquet.encode_table(table, seq_no=seq_no, token=token)
-        copied = replace(
-            pointer,
-            path=fragment_path(seq_no, token),
-            first_seq_no=seq_no,
-            seq_no=seq_no,
-            num_bytes=len(encoded.data),
-            # As the source says it of a whole fragment: its snapshots are repaired from the copy's pointers.
-            continues=pointer.continues if piece.start == pointer.start.offset else piece.continues,
+        # As the source says it of a whole fragment: its snapshots are repaired from the copy's pointers.
+        continues = pointer.continues if piece.start == pointer.start.offset else piece.continues
+        pointer = replace(pointer, continues=continues)
+        copied, data = encode_checked(
+            table, pointer, seq_no=seq_no, token=token, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX
         )
-        parquet.decode(encoded.data, copied, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX)
-        write_immutable(self._into.objects, copied.path, bytes(encoded.data), self._options.retry, self._runtime)
+        write_immutable(self._into.objects, copied.path, data, self._options.retry, self._runtime)
         return copied
 
     def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
@@ -290,8 +276,139 @@ class _Updating:
             first = self._from.manifests.load().manifest.first.position.offset
             if pointer.start.offset >= first:
                 raise
-            message = (
+            raise GarbageCollectedError(
                 f"log {self._from.url}: expected records from offset {pointer.start.offset}, found them collected"
                 f" while they were copied: it begins at {first} now"
-            )
-            raise GarbageCollectedError(message) from None
+            ) from None
+
+
+# ---------------------------------------------------------------------- pieces
+
+# Fragments of one commit: one that dies leaves as many to be copied again.
+_FRAGMENTS_PER_COMMIT = 16
+# Fragments of one time that are taken for one append: earlier versions did not mark those of an append.
+_FRAGMENTS_OF_ONE_TIME_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The records of a fragment of the source from ``start`` to ``limit``, which become one of the copy's own.
+
+    ``continues`` says whether the first of them belongs to the same append as the record before.
+    """
+
+    pointer: FragmentPointer
+    start: int
+    limit: int
+    continues: bool
+
+
+def pieces(
+    pointers: Iterable[Pointer], offset: int, places: Places, load: Callable[[SnapshotPointer], Snapshot]
+) -> Iterator[Piece]:
+    """Cut fragments where a named append begins or ends: a pass may have joined it with others."""
+    for pointer in select(pointers, offset, UNLIMITED, load):
+        cuts = places.cut(max(pointer.start.offset, offset), pointer.limit.offset)
+        for start, limit in pairwise(cuts):
+            continues = pointer.continues and start == pointer.start.offset
+            yield Piece(pointer, start, limit, continues or places.continue_at(start))
+
+
+def groups(copied: Iterable[tuple[Piece, FragmentPointer]]) -> Iterator[list[FragmentPointer]]:
+    """Yield what one commit appends; given is each piece with the copy's own fragment of it."""
+    group: list[FragmentPointer] = []
+    for piece, pointer in copied:
+        if len(group) >= _FRAGMENTS_PER_COMMIT and not piece.continues:
+            # An append's records have one time.
+            same = group[-1].limit.timestamp_us == pointer.start.timestamp_us
+            if not same or len(group) >= _FRAGMENTS_OF_ONE_TIME_MAX:
+                yield group
+                group = []
+        group.append(pointer)
+    if group:
+        yield group
+
+
+# ---------------------------------------------------------------------- cursors
+
+
+class CopiedCursors:
+    """The cursors of a source and of its copy; ``moved`` names those of the copy that were created or moved."""
+
+    def __init__(self, source: LogStores, copy: LogStores) -> None:
+        self._source, self._copy = source, copy
+        self._ours = copy.cursors
+        self.moved: set[str] = set()
+
+    def of_writers(self, source: Manifest) -> dict[str, Cursor]:
+        """Load the source's cursors of writers, as they are after a manifest of the source was loaded."""
+        return {name: each for name, each in load_cursors(self._source, source).items() if is_writers(name, each)}
+
+    def move_all(self, copied: Manifest, source: Manifest) -> None:
+        """Let the copy's cursors be where the source's are, within the copy; delete those that were deleted there."""
+        self.move(load_cursors(self._source, source), copied)
+        delete_retired(self._source.cursors, self._ours, source)
+
+    def move(self, cursors: dict[str, Cursor], copied: Manifest) -> None:
+        """Let cursors of the copy be where these are, within the copy."""
+        # What an announced collection of the copy is about to take, no cursor can keep any more.
+        first, limit = copied.first_kept.position, copied.next.position
+        for name, wanted in take_cursors(cursors, first, limit).items():
+            if self._move(name, wanted, limit):
+                self.moved.add(name)
+
+    def _move(self, name: str, wanted: Cursor, limit: LogPosition) -> bool:
+        """Move a cursor; return whether it had to be."""
+        held = self._ours.load(name)
+        if held is not None:
+            if _is_in_use(name, held.cursor, wanted, limit):
+                return False
+            both = _with_begun(held.cursor, wanted)
+            if len(both.appends) <= NAMED_APPENDS_MAX:
+                wanted = both
+            elif (held := self._rechecked(name, held, limit)) is None:
+                return False
+            if _content(held.cursor) == _content(wanted):
+                return False
+        # The name may be another cursor's by now: nothing of the old one stays.
+        self._ours.carry(name, wanted, held)
+        return True
+
+    def _rechecked(self, name: str, held: Witness, limit: LogPosition) -> Witness | None:
+        """Return a cursor whose appends without a place are not in the copy, nor will be; None if the copy has grown.
+
+        What appends one of them is refused once the cursor has another version, at the copy's next fence.
+        """
+        held = self._ours.save(name, held.cursor.position, held)
+        return held if fenced(self._copy.manifests).next.position == limit else None
+
+
+def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> bool:
+    """Tell whether another process has gone on with the copy, and with the cursor.
+
+    It is beyond what was copied here; or a writer has begun an append to the copy, as a writer's cursor only moves on.
+    """
+    offset = held.position.offset
+    return offset > limit.offset or (is_writers(name, held) and offset > wanted.position.offset)
+
+
+def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
+    """Keep the appends that may just begin at the same place of the copy: they would be made again.
+
+    These may be more than a cursor can have.
+    """
+    if held.position != wanted.position:
+        return wanted
+    appends = wanted.appends
+    named, newest = {each.naming for each in appends}, {each.series: each.number for each in appends if each.series}
+    ours = [
+        each
+        for each in held.appends
+        if not each.is_done and each.naming not in named and each.number > newest.get(each.series, -1)
+    ]
+    later = {each.series for each in ours if each.series}
+    return replace(wanted, appends=(*ours, *(each for each in appends if each.series not in later)))
+
+
+def _content(cursor: Cursor) -> tuple[object, ...]:
+    return cursor.position, cursor.owner, cursor.pins, cursor.extension, cursor.appends, cursor.carried_from

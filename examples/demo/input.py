@@ -8,16 +8,13 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from wal3_core import InvalidRequestError, Message
 from wal3_core.format.paths import RESERVED_PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 MESSAGES_MAX = 20_000
 BODIES_BYTES_MAX = 64 * 2**20
@@ -107,7 +104,7 @@ def _git(repo: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def _sample() -> Iterator[Message]:
-    packed = resources.files("wal3_orchestration.demo").joinpath(_SAMPLE).read_bytes()
+    packed = resources.files("examples.demo").joinpath(_SAMPLE).read_bytes()
     for line in gzip.decompress(packed).splitlines():
         change = json.loads(line)
         blob = change["blob"]

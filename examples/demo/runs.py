@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AddDynamicPartitionsRequest,
     AssetKey,
     DagsterInstance,
+    ExecuteInProcessResult,
     RunRequest,
     RunsFilter,
     build_sensor_context,
@@ -22,11 +25,6 @@ from wal3_orchestration.framework.scope import LOGS_NAME, RUN_KEY_TAG, StoreScop
 from wal3_orchestration.resources import RollUpResource, StoreResource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from dagster import ExecuteInProcessResult
-
     from wal3_orchestration.framework.triggers import Tick
 
 # Dagster's own: which partitions a run is about.

@@ -1,19 +1,18 @@
-"""Installs staged fragments in a log: all in one manifest CAS, or none.
+"""Staged appends: processes upload fragments, one of them installs them in a log: all in one manifest CAS, or none.
 
-With ``Once``, an append that is repeated, by a process that does not know whether it was done, is done once: the tokens
-of its fragments name it, a cursor keeps them from collection and compaction until the writer's next append, and an
-installer looks for them in every manifest that it builds on.
-Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
+A fragment is encoded as if it came next in the log; an install encodes it again where it does not. What is never
+installed is an orphan, as the fragments of a writer that died, and is collected as one.
 
-An append that is repeated under its name is compared with what the log has of it: no other rows are lost in silence.
-Rows are compared as a multiset: tasks may stage them in another order the second time. What was compacted or collected
-since cannot be compared, nor what is no longer staged.
+With ``Once``, an append that is repeated is done once, and compared with what the log has of it, as a multiset: tasks
+may stage their rows in another order the second time. What was compacted or collected since cannot be compared, nor
+what is no longer staged. Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
 """
 
 from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,53 +25,184 @@ from wal3_core.arguments import checked, instance_of, optional, several
 from wal3_core.errors import (
     ContentionError,
     GarbageCollectedError,
+    InvalidRequestError,
+    KeyRequiredError,
     LogReplacedError,
     NotDurableError,
     UnavailableError,
     UnknownDurabilityError,
 )
 from wal3_core.format import parquet
-from wal3_core.format.manifest import Epoch
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Boundary, Epoch, Manifest
+from wal3_core.format.named_append import NamedAppend
 from wal3_core.format.parquet import table_setsum
-from wal3_core.format.paths import check_log_name
+from wal3_core.format.parquet.encoding import encode_table
+from wal3_core.format.paths import LogId, check_log_name
 from wal3_core.format.position import FragmentSeqNo, LogPosition
-from wal3_core.format.setsum import EMPTY
+from wal3_core.format.setsum import EMPTY, Setsum
+from wal3_core.format.snapshot import Snapshot, SnapshotPointer
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import select
-from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
-from wal3_core.log.write.in_flight import sealed_error, view_required
-from wal3_core.log.write.log_clock import LogClock
-from wal3_core.log.write.snapshotter import rolled_now
-from wal3_core.log.write.staged.once import IdempotentAppend, Once
-from wal3_core.log.write.staged.staging import (
-    MESSAGE_SCHEMA,
-    StagedFragment,
-    key_required,
-    place_records,
-    write_fragment,
+from wal3_core.log.write.appends import pointer_to, sealed_error, view_required
+from wal3_core.log.write.columns import check_each, lengths_of
+from wal3_core.log.write.commit import (
+    Committed,
+    Committer,
+    Displaced,
+    Failed,
+    LogClock,
+    SealedOut,
+    Undetermined,
+    WriterTerm,
 )
+from wal3_core.log.write.once import IdempotentAppend, Kept, Once
+from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, ReaderOptions, WriterOptions
-from wal3_core.runtime import Runtime, map_ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime, wall_us
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.store.documents.cursor_store import CursorStore
-from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.document_store import write_immutable
+from wal3_core.store.documents.manifest_store import Installed, ManifestStore
 from wal3_core.store.documents.snapshot_store import SnapshotStore
-from wal3_core.store.object_store import a_store, log_store, object_url
+from wal3_core.store.object_store import ObjectStore, a_store, log_store, object_url
 from wal3_core.store.retrying import delivery_s_of, reread_if_damaged, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from wal3_core.log.write.columns import Lengths
 
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.named_append import NamedAppend
-    from wal3_core.format.paths import LogId
-    from wal3_core.format.setsum import Setsum
-    from wal3_core.format.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.log.write.staged.once import Kept
-    from wal3_core.store.documents.manifest_store import Installed
-    from wal3_core.store.object_store import ObjectStore
+
+MESSAGE_SCHEMA = pa.schema([("key", pa.large_binary()), ("body", pa.large_binary())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFragment:
+    """A fragment that waits to be installed in one life of a log.
+
+    It was encoded for the place in its pointer, under that fence. ``num_bytes`` are those of keys and bodies.
+    ``keyless``: one of its records has no key. ``log_end`` is the offset at which the log ended when staging began.
+    """
+
+    pointer: FragmentPointer
+    log_id: LogId
+    fence: int
+    num_bytes: int
+    keyless: bool
+    log_end: int
+
+
+class Stager:
+    """Stages records of one append to one log, in order. Not safe to share between threads."""
+
+    @checked(store=a_store, log=check_log_name)
+    def __init__(
+        self, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
+    ) -> None:
+        """Open the log: one GET. LogNotFoundError when it was never created."""
+        self._runtime = runtime or shared_runtime()
+        self._options = options or WriterOptions()
+        inside = with_retries(log_store(store, log), self._runtime, self._options.retry)
+        self._manifests = ManifestStore(inside, self._runtime, self._options.retry)
+        manifest = self._manifests.load().manifest
+        if not manifest.is_of(self._options.view):
+            raise view_required(self._manifests.url, manifest.view, self._options.view)
+        self._keyed, self._fence, self._log_id = manifest.keyed, manifest.fence, manifest.log_id
+        self._place = manifest.next
+        self._log_end = manifest.next.position.offset
+        # One for all that it stages: an append whose fragments are installed as they are has one time.
+        self._time_us = max(wall_us(self._runtime), self._place.position.timestamp_us)
+        # A new one for each stager, as for each writer term: paths are never used again.
+        self._token = self._runtime.token()
+
+    @checked(table=instance_of(pa.Table))
+    def stage(self, table: pa.Table) -> list[StagedFragment]:
+        """Upload records, given as the columns key and body of ``MESSAGE_SCHEMA``; they are durable when this returns.
+
+        InvalidRequestError names a row that cannot be a record; then nothing of the table is staged. UnavailableError
+        when the store does not answer.
+        """
+        if table.schema != MESSAGE_SCHEMA:
+            raise InvalidRequestError(f"stage: expected columns {_named(MESSAGE_SCHEMA)}, found {_named(table.schema)}")
+        if not len(table):
+            return []
+        sizes = self._sizes(table)
+        return [self._stage(table.slice(low, high - low), int(sizes[low:high].sum())) for low, high in self._cut(sizes)]
+
+    def _sizes(self, table: pa.Table) -> Lengths:
+        """Return the rows' sizes in bytes, after checking each row."""
+        sizes = {name: lengths_of(name, table[name]) for name in MESSAGE_SCHEMA.names}
+        missing = {name: table[name].is_null().to_numpy() for name in MESSAGE_SCHEMA.names}
+        check_each("stage: row", sizes, missing, self._options.record_bytes_max)
+        if self._keyed and missing["key"].any():
+            # The policy may have been changed since.
+            self._keyed = self._manifests.load().manifest.keyed
+            if self._keyed:
+                raise key_required(self._manifests.url)
+        return sizes["key"] + sizes["body"]
+
+    def _cut(self, sizes: Lengths) -> Iterator[tuple[int, int]]:
+        """Cut rows into fragments of the options' size; each has at least one row."""
+        ends, low = sizes.cumsum(), 0
+        while low < len(sizes):
+            before = int(ends[low - 1]) if low else 0
+            fits = int(np.searchsorted(ends, before + self._options.batch_bytes_max, side="right"))
+            high = min(len(sizes), low + self._options.batch_records_max, max(low + 1, fits))
+            yield low, high
+            low = high
+
+    def _stage(self, table: pa.Table, num_bytes: int) -> StagedFragment:
+        place = self._place
+        start = LogPosition(place.position.offset, self._time_us)
+        pointer = write_fragment(
+            self._manifests.objects,
+            place_records(table, start),
+            place.seq_no,
+            self._token,
+            self._options,
+            self._runtime,
+        )
+        self._place = Boundary(FragmentSeqNo(pointer.seq_no + 1), pointer.limit)
+        keyless = table["key"].null_count > 0
+        return StagedFragment(
+            pointer=pointer,
+            log_id=self._log_id,
+            fence=self._fence,
+            num_bytes=num_bytes,
+            keyless=keyless,
+            log_end=self._log_end,
+        )
+
+
+def place_records(table: pa.Table, start: LogPosition) -> pa.Table:
+    """Give the records of a table, with the columns key and body, their offsets and one timestamp."""
+    count = len(table)
+    offsets = np.arange(start.offset, start.offset + count, dtype=np.uint64)
+    timestamps_us = np.full(count, start.timestamp_us, dtype=np.uint64)
+    columns = [pa.array(offsets), pa.array(timestamps_us), table["key"], table["body"]]
+    return pa.table(columns, names=["offset", "timestamp_us", "key", "body"])
+
+
+def write_fragment(
+    store: ObjectStore, table: pa.Table, seq_no: FragmentSeqNo, token: str, options: WriterOptions, runtime: Runtime
+) -> FragmentPointer:
+    """Encode records that have their places, and make them durable; nothing names them yet."""
+    encoded = encode_table(table, seq_no=seq_no, token=token)
+    start = LogPosition(table["offset"][0].as_py(), table["timestamp_us"][0].as_py())
+    pointer = pointer_to(encoded, seq_no, token, start, len(table))
+    write_immutable(store, pointer.path, encoded.data, options.retry, runtime)
+    return pointer
+
+
+def key_required(url: str) -> KeyRequiredError:
+    """Return the error of a log that takes no record without a key."""
+    return KeyRequiredError(
+        f"log {url}: expected a key in each row, found none in some: the log is keyed, since its policy compacts it"
+    )
+
+
+def _named(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +253,9 @@ class _Installing:
         log_id = parts[0].log_id
         others = {part.log_id for part in parts} - {log_id}
         if others:
-            message = (
+            raise LogReplacedError(
                 f"log {log}: expected all to be staged for log {log_id}, found some for {min(others)}: stage again"
             )
-            raise LogReplacedError(message)
         self._store, self._log, self._parts = store, log, parts
         self._options, self._runtime = options, runtime
         self._manifests = ManifestStore(
@@ -155,10 +284,9 @@ class _Installing:
             if not isinstance(found, Displaced):
                 return found
             base = found.base
-        message = (
+        raise ContentionError(
             f"log {self._manifests.url}: other writers took the place {self._options.contentions_max + 1} times over"
         )
-        raise ContentionError(message)
 
     def _repeated(self, manifest: Manifest, kept: Kept | None) -> InstallReport | None:
         """Return the report of an append that the log has; None if it has to be made on this manifest."""
@@ -171,17 +299,18 @@ class _Installing:
             self._remembering.check_kept(kept)
             self._check_unnamed(held)
             return None
-        self._check_rows(self._remembering.once, done)
+        count = sum(part.pointer.num_records for part in self._parts)
+        staged = (self._read(part.pointer) for part in self._parts)
+        check_rows(self._remembering.once, self._log, done, self._held(done.start, done.limit), staged, count)
         return self._report(held, manifest, repeated=True)
 
     def _check_unnamed(self, held: Sequence[FragmentPointer]) -> None:
         """Refuse to append under a name what was installed without it, and to delete the log's own as not used."""
         if held:
-            message = (
+            raise UnknownDurabilityError(
                 f"log {self._manifests.url}: expected what no install has put there, found {held[0].path}, which was"
                 f" staged for this append, and installed before without its name: the log has it"
             )
-            raise UnknownDurabilityError(message)
 
     def _check_whole(self, manifest: Manifest, held: Sequence[FragmentPointer]) -> None:
         """Refuse an append of which a part was installed by itself: the rest of it is not in the log.
@@ -197,25 +326,23 @@ class _Installing:
         num_offsets = num_offsets_with(manifest, held[0], count, self._snapshots.load)
         try:
             staged = (self._read(part.pointer) for part in self._parts)
-            same = num_offsets in (None, count) and has_same_rows(rows, staged, count)
+            same = num_offsets in (None, count) and _setsum(staged, count) == _setsum(rows, count) is not None
         except UnknownDurabilityError:
             if num_offsets == count:
                 return
             raise
         if not same:
-            message = (
+            raise UnknownDurabilityError(
                 f"log {self._manifests.url}: expected all {num_parts} staged fragments, or none, found {len(held)} of"
                 f" them, and other records behind, or none: they were installed by themselves: install the others alone"
             )
-            raise UnknownDurabilityError(message)
-
-    def _check_rows(self, once: Once, done: NamedAppend) -> None:
-        count = sum(part.pointer.num_records for part in self._parts)
-        staged = (self._read(part.pointer) for part in self._parts)
-        check_rows(once, self._log, done, self._held(done.start, done.limit), staged, count)
 
     def _held(self, start: int, limit: int) -> Iterator[pa.Table]:
-        return held_rows(self._store, self._log, start, limit, log_id=self._parts[0].log_id, runtime=self._runtime)
+        """Read what the log has from the offset ``start`` to ``limit``."""
+        log_id = self._parts[0].log_id
+        reader = LogReader(self._store, self._log, options=ReaderOptions(), runtime=self._runtime, log_id=log_id)
+        for batch in reader.batches(start, Limits(offset=limit)):
+            yield pa.Table.from_batches([batch])
 
     def _as_staged(self, manifest: Manifest) -> list[FragmentPointer]:
         """Return the fragments that the log has as they were staged: the append was installed before."""
@@ -323,11 +450,10 @@ class _Installing:
             if self._remembering is not None:
                 # The log was searched for the append.
                 raise NotDurableError(f"{what}: expected what was staged, found none: {taken}: stage it again")
-            message = (
+            raise UnknownDurabilityError(
                 f"{what}: expected what was staged, found none: {taken}, or it was installed before: read the log"
                 f" before staging it again"
             )
-            raise UnknownDurabilityError(message)
         return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
 
     def _report(self, pointers: Sequence[FragmentPointer], manifest: Manifest, *, repeated: bool) -> InstallReport:
@@ -365,15 +491,6 @@ def _groups(parts: Iterable[StagedFragment], options: WriterOptions) -> Iterator
         yield group
 
 
-def held_rows(
-    store: ObjectStore, log: str, start: int, limit: int, *, log_id: LogId, runtime: Runtime
-) -> Iterator[pa.Table]:
-    """Read what the log has from the offset ``start`` to ``limit``."""
-    reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
-    for batch in reader.batches(start, Limits(offset=limit)):
-        yield pa.Table.from_batches([batch])
-
-
 def check_rows(
     once: Once, log: str, done: NamedAppend, held: Iterable[pa.Table], staged: Iterable[pa.Table], num_staged: int
 ) -> None:
@@ -401,11 +518,6 @@ def check_rows(
     WRITER.warning("%s", message)
 
 
-def has_same_rows(held: Iterable[pa.Table], staged: Iterable[pa.Table], num_records: int) -> bool:
-    """Tell whether the log holds what is staged, whatever the order; False if it holds less, or lost some."""
-    return _setsum(staged, num_records) == _setsum(held, num_records) is not None
-
-
 def check_not_compacted(
     url: str, staged: FragmentPointer, rows: Iterable[pa.Table], read: Callable[[FragmentPointer], pa.Table]
 ) -> None:
@@ -417,11 +529,10 @@ def check_not_compacted(
         for table in rows:
             timely = table.filter(pc.equal(table["timestamp_us"], staged.start.timestamp_us)).slice(0, 1)
             if len(timely) and _has_row(read(staged), timely):
-                message = (
+                raise UnknownDurabilityError(
                     f"log {url}: expected what no install has put there, found records of {staged.path} at its offset"
                     f" {staged.start.offset}: installed before without a name, and compacted since: the log has it"
                 )
-                raise UnknownDurabilityError(message)
 
 
 def _has_row(staged: pa.Table, row: pa.Table) -> bool:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from examples.demo.input import read_input
+from examples.demo.runs import DemoRuns, recorded
 from wal3_core import (
     Cleanup,
     CursorStore,
@@ -27,28 +30,23 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    Message,
     Policy,
     PolicyStore,
+    Record,
     WriterOptions,
     open_store,
 )
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.demo.input import read_input
-from wal3_orchestration.demo.runs import DemoRuns, recorded
 from wal3_orchestration.deployment import settings
 from wal3_orchestration.framework.scope import LOG_TAG
-from wal3_orchestration.framework.store import LogState, read_states
+from wal3_orchestration.framework.store import LogState, UnreadableLog, read_states
 from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE, java_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from wal3_core import Message, Record
-    from wal3_core.store.object_store import ObjectStore
-    from wal3_orchestration.framework.store import UnreadableLog
-
     # What runs recorded of an asset, by log.
     Recorded = Mapping[str, Mapping[str, Any]]
 
@@ -81,11 +79,6 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
     java = java_problem()
     if java is not None:
         raise click.ClickException(java)
-    if not (ROOT / "workspace.yaml").exists():
-        message = (
-            f"{ROOT}: expected the project's checkout with its workspace.yaml, found none: run the demo from there"
-        )
-        raise click.ClickException(message)
     hold(folder)
     store, home = folder.absolute() / "store", folder.absolute() / "dagster"
     os.environ.update({STORE_VARIABLE: store.as_uri(), INTERVAL_VARIABLE: str(INTERVAL_S), "DAGSTER_HOME": str(home)})

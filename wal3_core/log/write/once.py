@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, text
-from wal3_core.errors import (
-    CursorConflictError,
-    InvalidRequestError,
-    NotDurableError,
-    UnknownDurabilityError,
-)
+from wal3_core.errors import CursorConflictError, InvalidRequestError, NotDurableError, UnknownDurabilityError
 from wal3_core.format.cursor import Owner
+from wal3_core.format.fragment import FragmentPointer
+from wal3_core.format.manifest import Manifest
 from wal3_core.format.named_append import (
     NAMED_APPENDS_MAX,
     NAMING_DIGITS,
@@ -31,19 +28,13 @@ from wal3_core.format.named_append import (
     placed,
 )
 from wal3_core.format.paths import check_writer_cursor_name
+from wal3_core.format.position import LogPosition
 from wal3_core.format.strict_json import U64_MAX
 from wal3_core.log.read.scan import select
 from wal3_core.options import UNLIMITED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.format.fragment import FragmentPointer
-    from wal3_core.format.manifest import Manifest
-    from wal3_core.format.position import LogPosition
-    from wal3_core.store.documents.cursor_store import CursorStore, Witness
-    from wal3_core.store.documents.manifest_store import ManifestStore
-    from wal3_core.store.documents.snapshot_store import SnapshotStore
+from wal3_core.store.documents.cursor_store import CursorStore, Witness
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.documents.snapshot_store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +58,10 @@ class Once:
         """Refuse names that no cursor can have, or say."""
         make_plain(self, cursor=check_writer_cursor_name, append=text, series=text, number=integer, same_rows=flag)
         if len(self.series) > SERIES_LENGTH_MAX or not 0 <= self.number <= U64_MAX:
-            message = (
+            raise InvalidRequestError(
                 f"append {self.append[:80]!r}: expected a series of at most {SERIES_LENGTH_MAX} characters and a number"
                 f" within u64, found {len(self.series)} characters and {self.number}"
             )
-            raise InvalidRequestError(message)
 
     def begin(self) -> NamedAppend:
         """Return it as it begins. Its fragments' tokens begin the same in each copy of the log, whatever its name."""
@@ -122,8 +112,7 @@ class IdempotentAppend:
             # Another process begins an append of the writer just now.
             witness = self._load()
             if witness is None:
-                message = f"{self._what}: expected it to stay, found it deleted"
-                raise CursorConflictError(message)
+                raise CursorConflictError(f"{self._what}: expected it to stay, found it deleted")
         return self._go_on(witness, staged)
 
     def _load(self) -> Witness | None:
@@ -170,22 +159,20 @@ class IdempotentAppend:
     def _check_room(self, appends: tuple[NamedAppend, ...]) -> None:
         """Refuse an append without a series if all that the cursor can name are of series: none is forgotten for it."""
         if not self._new.series and sum(bool(each.series) for each in appends) >= NAMED_APPENDS_MAX:
-            message = (
+            raise NotDurableError(
                 f"{self._what}: append {self.once.append[:80]!r}: expected one of a series, as the cursor names appends"
                 f" of {NAMED_APPENDS_MAX} series, found one without: give it a series and a number, or give its"
                 f" writer another name"
             )
-            raise NotDurableError(message)
 
     def _check_number(self, append: NamedAppend) -> None:
         """Refuse one with the name of another of a series: it is neither a repeated one nor a new one."""
         found, new = (append.series, append.number), (self._new.series, self._new.number)
         if found != new and append.series and new[0]:
-            message = (
+            raise NotDurableError(
                 f"{self._what}: append {self.once.append[:80]!r}: expected number {found[1]} of {found[0]}, which has"
                 f" this name, found number {new[1]} of {new[0]}: give each append a name of its own"
             )
-            raise NotDurableError(message)
 
     def _save(self, end: LogPosition, witness: Witness, appends: tuple[NamedAppend, ...]) -> Witness:
         named = replace(witness, cursor=replace(witness.cursor, appends=appends))
@@ -203,24 +190,22 @@ class IdempotentAppend:
         new = self._new
         later = [each.number for each in appends if new.series and each.series == new.series]
         if later and max(later) > new.number:
-            message = (
+            raise UnknownDurabilityError(
                 f"{self._what}: expected number {max(later)} of {new.series}, which began, or a later one, found number"
                 f" {new.number}, which was made before that: if another process goes on with {new.series}, end this"
                 f" one; if this one was put back to an older state, begin a new series, or delete the cursor to have"
                 f" it append again"
             )
-            raise UnknownDurabilityError(message)
 
     def _check_staged(self, witness: Witness, staged: int, manifest: Manifest) -> None:
         """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
         since = min(witness.cursor.position.offset, manifest.next.position.offset)
         if staged < since:
-            message = (
+            raise UnknownDurabilityError(
                 f"{self._what}: expected it at {staged} or before, where the log ended when this was staged, found it"
                 f" at {since}: another append of the writer began since, and whether the log had this one"
                 f" before is not known: if it was not made, stage it again"
             )
-            raise UnknownDurabilityError(message)
 
     def find(self, manifest: Manifest, kept: Kept) -> NamedAppend | None:
         """Return the append's place, if the log has it."""
@@ -237,12 +222,11 @@ class IdempotentAppend:
         found = self._cursors.load(self.once.cursor)
         if found is None or found.etag != kept.witness.etag:
             at, place = kept.witness.cursor.position.offset, None if found is None else found.cursor.position.offset
-            message = (
+            raise UnknownDurabilityError(
                 f"{self._what}: expected it at {at}, where this append put it, found it"
                 f" {'deleted' if place is None else f'at {place}'}: another process repeats this append, or has made"
                 f" it; repeat it"
             )
-            raise UnknownDurabilityError(message)
 
 
 def fenced(manifests: ManifestStore) -> Manifest:
