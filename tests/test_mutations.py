@@ -54,6 +54,7 @@ def found_in(value: object) -> Iterator[Mutation]:
             yield from found_in(each)
 
 
+@pytest.mark.slow
 def test_every_mutation_of_every_table_applies() -> None:
     stale, count = [], 0
     for mutation in dict.fromkeys(tables()):

@@ -357,6 +357,7 @@ def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: 
         assert collected(log), f"request {number}"
 
 
+@pytest.mark.slow
 def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStore) -> None:
     """Each run gets a little further; none goes back."""
     template, requests = planted()

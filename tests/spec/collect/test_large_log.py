@@ -112,6 +112,7 @@ def test_orphans_beyond_the_limit_of_one_collection_are_deleted_by_the_next_ones
     check_exact(memory_store, FIRST_OFFSET)
 
 
+@pytest.mark.slow
 def test_more_orphans_than_a_document_can_name_do_not_stop_later_collections(
     memory_store: MemoryStore,
 ) -> None:

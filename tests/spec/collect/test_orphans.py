@@ -315,6 +315,7 @@ def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore,
     assert before <= world.stored()
 
 
+@pytest.mark.slow
 def test_writer_that_slept_before_each_of_many_commits_commits_them_all(store: ObjectStore) -> None:
     clock = clocked(store)
 

@@ -54,6 +54,7 @@ def left_in(store: ObjectStore) -> set[str]:
     return {meta.path for meta in life_store(store, LOG).list_objects("gc/")} - {CLOCK}
 
 
+@pytest.mark.slow
 def test_collection_costs_the_same_however_many_documents_wait(store: ObjectStore) -> None:
     world = World(store)
     pile_up(store, 1)

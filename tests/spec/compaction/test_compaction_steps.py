@@ -427,6 +427,7 @@ def test_sealed_log_is_compacted(store: ObjectStore) -> None:
     assert held(store) == NEWEST
 
 
+@pytest.mark.slow
 def test_outline_is_what_the_fragments_add_up_to(memory_store: MemoryStore) -> None:
     keyed_log(memory_store)
     for turn in range(12):

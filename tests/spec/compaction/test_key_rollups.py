@@ -221,6 +221,7 @@ def test_key_rollup_is_deleted_before_its_snapshot(memory_store: ObjectStore) ->
         assert key_rollup_path(path) in deleted[: deleted.index(path)]
 
 
+@pytest.mark.slow
 def test_deletion_cut_short_anywhere_leaves_no_key_rollup_without_a_snapshot(memory_store: ObjectStore) -> None:
     cut, number = True, 0
     while cut:
