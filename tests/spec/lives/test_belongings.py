@@ -53,7 +53,7 @@ from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.views.feed.subscribed import Subscribed
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "copies.md"
 OPTIONS = WriterOptions(batch_records_max=2, view=View.KEYED)
 # Each field with a value that it has not by default.
 POLICY = Policy(
@@ -334,8 +334,8 @@ def rendered() -> str:
     by_reasons: dict[str, list[str]] = {}
     for operation in Operation:
         by_reasons.setdefault(why(operation), []).append(operation)
-    reasons = "".join(f"\n**{', '.join(operations)}**\n\n{reason}" for reason, operations in by_reasons.items())
-    return f"{head}{rows}{reasons}"
+    reasons = "".join(f"- **{', '.join(operations)}**: {reason}\n" for reason, operations in by_reasons.items())
+    return f"{head}{rows}\n{reasons}"
 
 
 def why(operation: Operation) -> str:
@@ -343,8 +343,8 @@ def why(operation: Operation) -> str:
     for thing, cell in TABLE[operation].items():
         by_reason.setdefault(f"{cell.fate}: {cell.why}", []).append(thing)
     most = max(by_reason, key=lambda reason: len(by_reason[reason]))
-    kept = [f"- {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
-    return "\n".join([f"- all{' others' if kept else ''}: {most}", *kept]) + "\n"
+    others = [f"\n    - {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
+    return f"all{' others' if others else ''}: {most}{''.join(others)}"
 
 
 def test_page_shows_the_table_as_the_code_has_it() -> None:

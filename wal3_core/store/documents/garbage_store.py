@@ -2,7 +2,7 @@
 
 Beside a document that is marked as pruned lies its mark, an object of one byte: with it, a listing is enough
 to know when the document is due, without reading it. A mark is a hint: without one the document is read,
-and only objects that the document itself lists are deleted. Source: docs/protocol.md, "Collection".
+and only objects that the document itself lists are deleted. Source: docs/protocol/collection.md, "Collection".
 """
 
 from __future__ import annotations
