@@ -7,10 +7,11 @@ UI on both.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     Recorded = Mapping[str, Mapping[str, Any]]
 
 ROOT = Path(__file__).parent.parent.parent
-PARTS = 5
+PARTS = 3
 FRAGMENTS = 10
 PORT = 3000
 # No read of the demo's logs takes long.
@@ -101,7 +102,7 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
             console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")
     if runs.failures:
         raise click.ClickException("\n".join(runs.failures))
-    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+    console.print(f"\nAll of it is in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
 
 
 def hold(folder: Path) -> None:
@@ -130,42 +131,50 @@ def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Con
     """Append the input to an empty store, let Dagster look after it, and show what it found and did."""
     origin, changes = read_input(repo)
     total = sum(map(len, changes.values()))
-    console.print(f"Input: {origin}: {total:,} file changes, a log for each of {len(changes)} folders")
-    for number, part in enumerate(parts(changes), start=1):
+    say = _Steps(console).say
+    say("Append", f"{total:,} file changes ({origin}), to a log for each of {len(changes)} folders")
+    count = 0
+    for part in parts(changes):
         for log, messages in part.items():
             append(store, log, messages, _SHORT_LIVED)
             limit = LogReader.open(store, log).manifest().next.position.offset
             move(store, log, "tail", limit - len(messages))
             move(store, log, "demo", max(1, limit // 2))
-        count = runs.discover()
-        console.print(
-            f"Part {number} of {PARTS}: appended, and moved each log's cursors;"
-            f" Dagster discovered the changes and looked at the logs in {count} run{'s' if count > 1 else ''}"
-        )
-    console.print(
-        "Garbage collection: records below every cursor are planned, verified, pruned, and after an interval of"
-        f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and prints a few warnings)"
-    )
+        count += runs.discover()
+    say("Discover", f"a sensor found the logs, and looked at those that grew, in {count} runs")
     runs.start_for_all("collection_job")
     collected = _deleted(runs)
-    console.print("Snapshot compaction: lopsided trees are repacked, in one run each")
+    num_bytes, objects = (sum(taken[label] for taken in collected.values()) for label in ("bytes", "objects"))
+    say("Collect", f"what every consumer has read: {objects:,} objects, {num_bytes / 1e6:,.1f} MB; the rest is kept")
     packed: Recorded = {}
     for request in runs.tick(find_lopsided):
         packed = {**packed, **recorded(runs.start(request), "compacted_snapshots")}
-    console.print("Orphans: objects that packing left unreferenced are marked, and deleted later")
+    say("Pack", f"the snapshot trees of {len(packed)} logs, which many short-lived writers left lopsided")
     # Only objects older than the interval are considered.
     shared_runtime().sleep(INTERVAL_S)
     runs.start_for_all("orphans_job")
     orphans = sum(log["objects"] for log in _deleted(runs).values())
     runs.discover()
-    console.print("Verification: every log is read back, in one run on Spark")
-    verified = runs.start_for_all("verification_job")
+    say("Orphans", f"{orphans:,} objects that the packing left, found and deleted")
+    console.print("(Spark starts for the next step, and prints a few lines of its own)", style="dim")
+    verified = runs.verify()
     sound = recorded(verified, "verification") if verified.get_asset_check_evaluations() else None
+    say("Verify", "every log is read back on Spark, and compared with its checksum")
     show(console, read_states(store, runs.logs()), sound, collected, packed)
-    console.print(f"Orphans deleted: {orphans:,} objects")
-    console.print("Key compaction: the largest folders' logs keep the newest version of every file")
-    compact_folders(store, runs, changes, console)
-    run_fleet(store, runs, console)
+    compact_folders(store, runs, changes, say)
+    run_fleet(store, runs, say)
+
+
+class _Steps:
+    """Numbers the lines of the story."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._numbers = itertools.count(1)
+
+    def say(self, step: str, text: str) -> None:
+        """Print what a step did."""
+        self._console.print(f"{next(self._numbers)} [bold]{step:<9}[/] {text}")
 
 
 def _deleted(runs: DemoRuns) -> Recorded:
@@ -221,10 +230,6 @@ def show(
             "[yellow]not verified[/]" if sound is None else _yes(log in sound),
         )
     console.print(table)
-    num_bytes, objects = (sum(taken[label] for taken in collected.values()) for label in ("bytes", "objects"))
-    console.print(
-        f"Collected: {num_bytes:,} bytes in {objects:,} objects; the records at and after every cursor are kept."
-    )
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
@@ -241,7 +246,7 @@ def _yes(found: bool) -> str:  # noqa: FBT001 - the answer itself
 
 
 def compact_folders(
-    store: ObjectStore, runs: DemoRuns, messages: Mapping[str, Sequence[Message]], console: Console
+    store: ObjectStore, runs: DemoRuns, messages: Mapping[str, Sequence[Message]], say: Callable[[str, str], None]
 ) -> None:
     """Append the largest folders' history to logs of their own, let Dagster compact them, and show what is left."""
     largest = sorted(messages, key=lambda log: (-len(messages[log]), log))[:_COMPACTED_FOLDERS]
@@ -250,21 +255,17 @@ def compact_folders(
         append(store, log, changes)
         PolicyStore(store, log).change(lambda _: Policy(cleanup=Cleanup.COMPACT))
     runs.discover()
-    table = _table("Key compaction: what is left", ("records", "fragments", "kB", "files", "same tree"))
     for log, changes in written.items():
         reader = LogReader.open(store, log)
         before = reader.manifest()
         runs.start(RunRequest(job_name="compaction_job", partition_key=log, tags={LOG_TAG: log}))
         after, tree = reader.manifest(), _files(reader.records())
-        numbers = (
-            (before.num_records, after.num_records),
-            (before.next.seq_no - before.first.seq_no, len(after.pointers)),
-            # In bytes, the largest would not fit into 80 columns.
-            (round(before.num_bytes / 1000), round(after.num_bytes / 1000)),
+        same = "the same files" if tree == _files(changes) else "[bold red]OTHER FILES[/]"
+        say(
+            "Compact",
+            f"{log}: the newest version of each file stays: {before.num_records:,} records to {after.num_records:,},"
+            f" {before.num_bytes / 1e6:,.1f} MB to {after.num_bytes / 1e6:,.1f}; {same}",
         )
-        changed = (f"{first:,} to {last:,}" for first, last in numbers)
-        table.add_row(log, *changed, f"{len(tree):,}", _yes(tree == _files(changes)))
-    console.print(table)
 
 
 def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
@@ -272,25 +273,23 @@ def _files(changes: Iterable[Message | Record]) -> dict[bytes | None, bytes]:
     return {path: body for path, body in last.items() if body is not None}
 
 
-def run_fleet(store: ObjectStore, runs: DemoRuns, console: Console) -> None:
+def run_fleet(store: ObjectStore, runs: DemoRuns, say: Callable[[str, str], None]) -> None:
     """Write many logs from one process; the sensor on the dirty logs finds those that have grown."""
     with Fleet.open(store, server="demo", options=FleetOptions(creates=True)) as fleet:
         for first in [fleet.submit(log, b"switched on") for log in FLEET]:
             first.result()
-        found = runs.roll_up()
-        console.print(
-            f"A fleet: {len(FLEET)} logs written by one process, each append marked in the dirty log of its server;"
-            f" Dagster read the marks and found {len(found) or 'none'} to be due"
+        runs.roll_up()
+        say(
+            "Fleet",
+            f"one process appended to {len(FLEET)} more logs, and marked each in its dirty log: none needs work",
         )
         for log in BUSY:
             for part in range(4):
                 fleet.append_many(log, [b"%d" % (part + number) for number in range(RECORDS_OF_BUSY // 4)])
             move(store, log, "demo", RECORDS_OF_BUSY // 2)
         found = runs.roll_up()
-        console.print(
-            f"{len(BUSY)} of them grew by {RECORDS_OF_BUSY:,} records, and were half read: Dagster found"
-            f" {', '.join(found) or 'none'}, and collected no other"
-        )
+        text = f"{len(BUSY)} of them grew by {RECORDS_OF_BUSY:,} records, half of which were read"
+        say("Roll up", f"{text}: a sensor found {', '.join(found) or 'none'}, and collected no other")
 
 
 if __name__ == "__main__":

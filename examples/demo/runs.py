@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,8 @@ _REPOSITORY_TAG = ".dagster/repository"
 # What Dagster calls a location's definitions, and a location that no workspace has.
 _UNPLACED = {_REPOSITORY_TAG: "__repository__@this_process"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-# Use Spark even for the demo's small logs, and allow half of a log to be garbage.
-_LIMITS = {"spark_logs_min": 1, "spark_objects_min": 1, "fraction_max": 1.0, "fraction_alarm": 1.0}
-_COLLECTION = {"resources": {"collection": {"config": _LIMITS}}}
+# Half of a log may be garbage.
+_LIMITS = {"fraction_max": 1.0, "fraction_alarm": 1.0}
 # Look at each tick; a log is due when it has grown by some hundred records.
 _ROLL_UP = RollUpResource(period_s=0, records_max=500)
 
@@ -82,11 +81,16 @@ class DemoRuns:
         self._cursors[tick] = result.cursor
         return result.run_requests or ()
 
-    def start_for_all(self, job: str) -> ExecuteInProcessResult:
+    def start_for_all(self, job: str, limits: Mapping[str, float] = _LIMITS) -> ExecuteInProcessResult:
         """Do one run of a job that collects or verifies, over every log."""
         logs = self.logs()
         tags = {f"{_RANGE_TAG}_start": logs[0], f"{_RANGE_TAG}_end": logs[-1]}
-        return self.start(RunRequest(job_name=job, run_config=_COLLECTION, tags=tags))
+        config = {"resources": {"collection": {"config": limits}}}
+        return self.start(RunRequest(job_name=job, run_config=config, tags=tags))
+
+    def verify(self) -> ExecuteInProcessResult:
+        """Verify every log, on Spark although they are small."""
+        return self.start_for_all("verification_job", {"spark_logs_min": 1})
 
     def start(self, request: RunRequest) -> ExecuteInProcessResult:
         """Do a run."""
