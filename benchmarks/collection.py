@@ -31,7 +31,7 @@ from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, MemoryStore, WriterOptions, open_store
 from wal3_core.format.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
 from wal3_core.format.position import FIRST_OFFSET, LogPosition
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
@@ -75,7 +75,7 @@ class Collecting:
         self._timed("verify", lambda: self._collector.verify(plan))
         path = self._timed("announce", lambda: self._collector.announce(plan))
         outcome = self._timed("prune", lambda: self._collector.prune(path))
-        assert isinstance(outcome, MarkedGarbage), outcome
+        assert isinstance(outcome, PrunedGarbage), outcome
         self.num_dropped += plan.num_fragments
         self._delete(outcome)
 
@@ -83,8 +83,8 @@ class Collecting:
         """Collect orphans; False when there are none."""
         orphans = self.orphans()
         if orphans:
-            marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
-            assert isinstance(marked, MarkedGarbage)
+            marked = self._timed("mark", lambda: self._collector.prune_orphans(orphans, "benchmark"))
+            assert isinstance(marked, PrunedGarbage)
             self._delete(marked)
         return bool(orphans)
 
@@ -93,7 +93,7 @@ class Collecting:
         self.num_searches += 1
         return self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
 
-    def _delete(self, pruned: MarkedGarbage) -> None:
+    def _delete(self, pruned: PrunedGarbage) -> None:
         document = life_store(self.store, "a").head(pruned.path)
         assert document is not None
         self.document_bytes = max(self.document_bytes, document.size)

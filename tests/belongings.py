@@ -50,7 +50,7 @@ class Thing(StrEnum):
     ROLLUP = "cursor of a roll-up"
     QUEUE = "cursor of a queue"
     PINS = "pins"
-    CLEAN_MARKS = "clean marks"
+    CLEAN_MARKS = "clean prefixes"
     DROPPED = "lists of dropped records"
     FENCE = "fence"
     ANNOUNCEMENTS = "announcements"

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import boto3
 import pytest
 from hypothesis import settings
 
-from tests.effort import some
+from tests.effort import THIRD, in_third, some
 from tests.lanes import hash_all_in_lanes_if_asked
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
@@ -47,9 +48,14 @@ def pytest_configure() -> None:
     hash_all_in_lanes_if_asked()
 
 
+def pytest_report_header() -> str:
+    """Say which of the slow tests are run."""
+    return "slow tests: all" if THIRD is None else f"slow tests: a third, number {THIRD} of 0 to 2; THIRD=all runs all"
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay together when they run in several workers, and which repeat others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which tests stay together when they run in several workers, which repeat others, which have a turn."""
     for item in items:
         room = item.path.relative_to(TESTS).parts[0]
         if room == "cluster":
@@ -66,6 +72,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if _store_of(item) in left:
             item.add_marker(pytest.mark.repeat)
+    if THIRD is not None:
+        _take_third(config, items, THIRD)
+
+
+def _take_third(config: pytest.Config, items: list[pytest.Item], third: int) -> None:
+    cases: Counter[str] = Counter()
+    taken, left = [], []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if not marks & {"slow", "spark"} or marks & {"repeat", "cluster"}:
+            taken.append(item)
+            continue
+        function = item.nodeid.partition("[")[0]
+        (taken if in_third(function, cases[function], third) else left).append(item)
+        cases[function] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = taken
 
 
 def pytest_collection_finish() -> None:

@@ -1,10 +1,16 @@
-"""How much tests do of what they could: of seeds, examples and moments a third, or with WAL3_TEST_WHOLE=1 all."""
+"""How much tests do of what they could.
+
+Of seeds, examples and moments a third, or with WAL3_TEST_WHOLE=1 all. Of the slow tests all, or the third that
+WAL3_TEST_THIRD numbers from 0: ``make test`` takes another one with each commit.
+"""
 
 from __future__ import annotations
 
 import os
+from zlib import crc32
 
 WHOLE = os.environ.get("WAL3_TEST_WHOLE") == "1"
+THIRD = {"0": 0, "1": 1, "2": 2}.get(os.environ.get("WAL3_TEST_THIRD", ""))
 
 
 def some(count: int) -> int:
@@ -15,3 +21,8 @@ def some(count: int) -> int:
 def every(step: int) -> int:
     """Return the step between the moments to try."""
     return 1 if WHOLE else step
+
+
+def in_third(function: str, case: int, third: int) -> bool:
+    """Whether a case of a slow test is in that third: of three cases of a function, one is in each."""
+    return (crc32(function.encode()) + case) % 3 == third

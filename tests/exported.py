@@ -26,7 +26,7 @@ IN_SIGNATURES = frozenset(
         "KeyInstallReport",
         "ListGone",
         "Manifest",
-        "MarkedGarbage",
+        "PrunedGarbage",
         "MarkedLog",
         "Marker",
         "Marks",

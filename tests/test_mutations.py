@@ -54,6 +54,7 @@ def found_in(value: object) -> Iterator[Mutation]:
             yield from found_in(each)
 
 
+@pytest.mark.slow
 def test_every_mutation_of_every_table_applies() -> None:
     stale, count = [], 0
     for mutation in dict.fromkeys(tables()):
@@ -67,6 +68,7 @@ def test_every_mutation_of_every_table_applies() -> None:
     assert count > 200
 
 
+@pytest.mark.slow
 def test_page_on_reliability_says_how_many_there_are() -> None:
     page = (TESTS.parent / "docs" / "reliability.md").read_text()
 

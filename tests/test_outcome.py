@@ -245,6 +245,7 @@ def test_cache_that_is_interrupted_has_as_much_room_as_before() -> None:
             return
 
 
+@pytest.mark.slow
 def test_results_are_let_go_as_they_are_taken() -> None:
     """Regression: the last ones were held until all were taken."""
 

@@ -1,4 +1,4 @@
-"""A run of tests comes to its end also when one of its workers dies."""
+"""A run of tests comes to its end also when one of its workers dies, and three of them run every slow test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.effort import in_third
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
@@ -24,6 +26,13 @@ def test_alone(number):
 def test_together(number):
     pass
 """
+
+
+def test_three_commits_in_a_row_run_each_slow_test_once() -> None:
+    functions = [f"tests/test_a.py::test_{number}" for number in range(60)]
+    runs = [[third for third in range(3) if in_third(each, case, third)] for each in functions for case in range(4)]
+    assert {len(each) for each in runs} == {1}
+    assert all(sum([third] in runs[at : at + 4] for at in range(0, len(runs), 4)) > 40 for third in range(3))
 
 
 @pytest.mark.repeat

@@ -96,9 +96,9 @@ if TYPE_CHECKING:
     from wal3_core.format.snapshot import SnapshotPointer as SnapshotPointer
     from wal3_core.log.collect.collector import CollectionReport as CollectionReport
     from wal3_core.log.collect.collector import Collector as Collector
-    from wal3_core.log.collect.collector import MarkedGarbage as MarkedGarbage
     from wal3_core.log.collect.collector import NotPruned as NotPruned
     from wal3_core.log.collect.collector import Plan as Plan
+    from wal3_core.log.collect.collector import PrunedGarbage as PrunedGarbage
     from wal3_core.log.collect.collector import collect as collect
     from wal3_core.log.collect.deleter import Deleter as Deleter
     from wal3_core.log.collect.deleter import DeletionPart as DeletionPart
@@ -248,7 +248,7 @@ _MODULES = {
     "wal3_core.format.record": "Message Record",
     "wal3_core.format.setsum": "Setsum",
     "wal3_core.format.snapshot": "Snapshot SnapshotPointer",
-    "wal3_core.log.collect.collector": "CollectionReport Collector MarkedGarbage NotPruned Plan collect",
+    "wal3_core.log.collect.collector": "CollectionReport Collector PrunedGarbage NotPruned Plan collect",
     "wal3_core.log.collect.deleter": "Deleter DeletionPart DeletionReport DueDocument Retainer",
     "wal3_core.log.maintain.bootstrap": "BootstrapReport Origin bootstrap",
     "wal3_core.log.maintain.copy.copier": "CopyReport LogAt copy",

@@ -40,9 +40,9 @@ from wal3_orchestration.defs.garbage_collection.assets import (
     COLLECTION,
     DELETION,
     delete_log,
-    mark_orphans,
     orphans_of,
     prune_log,
+    prune_orphans,
 )
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.key_compaction.assets import install_log, merge_log
@@ -168,7 +168,7 @@ def _delete(store: ObjectStore, plan: Plan) -> LogResult:
 
 def _mark(store: ObjectStore, plan: Plan) -> LogResult:
     del plan
-    return mark_orphans(store, orphans_of(store, LOG, AT_ONCE), AT_ONCE)
+    return prune_orphans(store, orphans_of(store, LOG, AT_ONCE), AT_ONCE)
 
 
 def _survey(store: ObjectStore, plan: Plan) -> LogResult:

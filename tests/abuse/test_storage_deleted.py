@@ -14,7 +14,7 @@ from tests.orchestration.conftest import QUIET
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.format.policy import Cleanup, Policy
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.policy_store import PolicyStore
 from wal3_core.store.object_store import ObjectStore
@@ -47,7 +47,7 @@ def half_done(write: Write, fleet: ObjectStore, dagster_home: Path, monkeypatch:
         assert plans.execute_in_process(instance=first, tags={COLLECT_TAG: "true"}, raise_on_error=False).success
     Collector(fleet, "announced").announce(Collector(fleet, "announced").plan())
     collector = Collector(fleet, "pruned")
-    assert isinstance(collector.prune(collector.announce(collector.plan())), MarkedGarbage)
+    assert isinstance(collector.prune(collector.announce(collector.plan())), PrunedGarbage)
     assert KeyCompactor(fleet, "merged").merge().token
     return dagster_home
 

@@ -70,6 +70,7 @@ def test_files_from_an_offset_or_a_time(collected: Command) -> None:
     assert collected.ok("files", "a", "--from-offset", "6") == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

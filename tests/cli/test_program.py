@@ -114,6 +114,7 @@ def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None
     assert b"Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_closed_output_is_refused_before_anything_is_done(local_url: str) -> None:
     closed = wal3_with("init events >&-", local_url)
     assert (closed.returncode, closed.stdout) == (2, b"")
@@ -122,6 +123,7 @@ def test_closed_output_is_refused_before_anything_is_done(local_url: str) -> Non
     assert wal3_with("init events", local_url).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
 def test_closed_stderr_is_written_to_by_nobody(local_url: str, closed: str) -> None:
     assert wal3_with(f"init events {closed}", local_url).stdout == b"created events\n"

@@ -119,6 +119,7 @@ def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process
     assert wal3_process("cat", "bad").stdout == records != b""
 
 
+@pytest.mark.slow
 def test_manifest_that_rolls_have_left_behind_is_shown(wal3: Command) -> None:
     with LogWriter.open_or_create(open_store(wal3.url), "a", options=UNROLLED) as writer:
         for _ in range(101):

@@ -87,6 +87,7 @@ def test_no_time_is_a_dash_and_one_is_singular() -> None:
     assert [counted(number, "record") for number in (0, 1, 1234)] == ["0 records", "1 record", "1,234 records"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii"])
 def test_output_in_another_encoding_than_utf8_is_escaped_and_no_error(
     local_url: str, monkeypatch: pytest.MonkeyPatch, encoding: str

@@ -82,6 +82,7 @@ def test_bucket_that_is_not_there_is_a_mistake_like_a_directory(s3_bucket_url: s
     assert "there is no such bucket" in missing.stderr
 
 
+@pytest.mark.slow
 def test_list_of_a_bucket_names_the_stores_below(s3_url: str) -> None:
     Command(f"{s3_url}/teams").ok("append", "--create", "--raw", "orders", stdin="1\n")
     store_identity(open_store(f"{s3_url}/teams"), create=True)

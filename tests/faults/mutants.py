@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutation(
         "a garbage document without its mark is never finished",
-        "Collector.resume_unmarked",
+        "Collector.resume_unpruned",
         "meta.path not in _1",
         "meta.path in _1",
     ),
@@ -277,7 +277,7 @@ MUTANTS = (
         "pins = _1",
         "pins = [pin for pin in _1 if not pin.complete]",
     ),
-    Mutation("the fence is not moved before orphans are deleted", "Collector._mark_orphans", "_1.move_fence()", "_1"),
+    Mutation("the fence is not moved before orphans are deleted", "Collector._prune_orphans", "_1.move_fence()", "_1"),
     Mutation(
         "a snapshot is deleted before the objects below it",
         "Deleter._delete_tree",
@@ -294,7 +294,7 @@ MUTANTS = (
         "a collector marks its document though its CAS was refused",
         "Collector.prune",
         "self._prune_onto(...)",
-        "self._prune_onto(...)\nreturn self._mark(path, seen)",
+        "self._prune_onto(...)\nreturn self._set_pruned(path, seen)",
     ),
     Mutation(
         "the interval is measured by the collector's own clock",

@@ -108,7 +108,7 @@ NARROW_MUTANTS = (
         "a garbage document has its mark before it is pruned",
         "Collector.announce",
         "path = garbage.path",
-        "path = garbage.path\nself._documents.mark(path)",
+        "path = garbage.path\nself._documents.hint(path)",
     ),
     Mutation(
         "the start of a read is determined again with every manifest",

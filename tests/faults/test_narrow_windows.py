@@ -55,7 +55,7 @@ from wal3_core.format.cursor import Owner
 from wal3_core.format.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.format.position import AtTime
 from wal3_core.format.vacancy import Vacancy, manifest_or_vacancy
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -198,8 +198,8 @@ def _delete_orphans(store: MemoryStore, folder: str) -> None:
     deleter = Deleter(store, "a", options=CollectorOptions(interval_s=0, orphans_max=100))
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found
-    marked = collector(store).mark_orphans(found, "nothing refers to them")
-    assert isinstance(marked, MarkedGarbage)
+    marked = collector(store).prune_orphans(found, "nothing refers to them")
+    assert isinstance(marked, PrunedGarbage)
     assert deleter.delete(marked.path).num_deleted == len(found)
 
 

@@ -137,6 +137,7 @@ def test_a_defect_is_found(mutant: Mutation) -> None:
     assert tally.failed is not None, f"{mutant.name}: {SEEDS_FOR_A_MUTANT} seeds did not find it"
 
 
+@pytest.mark.slow
 def test_defects_still_match_the_code() -> None:
     assert {mutant.name for mutant in MUTANTS} > RARE
     for mutant in MUTANTS:

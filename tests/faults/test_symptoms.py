@@ -26,7 +26,7 @@ from wal3_core.format.cursor import Cursor
 from wal3_core.format.manifest import Boundary
 from wal3_core.format.paths import cursor_path
 from wal3_core.format.position import FragmentSeqNo
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
@@ -82,7 +82,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
 
     outcome = slow.prune(announced)
 
-    assert isinstance(outcome, MarkedGarbage)
+    assert isinstance(outcome, PrunedGarbage)
     assert manifests.load().manifest.first.position.offset == 6
     # It drops less than its document named, so it writes another document.
     assert outcome.garbage.path != announced
@@ -106,7 +106,7 @@ def test_document_deleted_meanwhile_does_not_end_the_wait() -> None:
     CursorStore(store, "a").create("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), MarkedGarbage)
+    assert isinstance(collecting.prune(path), PrunedGarbage)
 
     deleted = Deleter(store, "a", options=CollectorOptions(interval_s=3600)).delete(path)
 
@@ -119,9 +119,9 @@ def test_object_linked_before_the_fence_moved_is_not_marked() -> None:
     grow(store, 8)
     held = ManifestStore(log_store(store, "a"), shared_runtime()).load().manifest.pointers[0].path
 
-    marked = collector(store).mark_orphans([held], "an old list")
+    marked = collector(store).prune_orphans([held], "an old list")
 
-    assert isinstance(marked, MarkedGarbage)
+    assert isinstance(marked, PrunedGarbage)
     assert marked.garbage.orphans == ()
 
 
@@ -154,7 +154,7 @@ def test_collector_of_a_destroyed_log_reports_that_and_nothing_about_clocks() ->
     CursorStore(store, "a").create("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), MarkedGarbage)
+    assert isinstance(collecting.prune(path), PrunedGarbage)
     watched = FaultyStore(store)
     deleter = Deleter(watched, "a", options=CollectorOptions(interval_s=3600))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wal3_core.errors import CorruptError
 from wal3_core.format import strict_json
-from wal3_core.format.manifest import CLEAN_MARKS_MAX, NOT_COMPACTED, CleanMark, Compaction
+from wal3_core.format.manifest import CLEAN_PREFIXES_MAX, NOT_COMPACTED, CleanPrefix, Compaction
 from wal3_core.runtime import US_PER_S
 
 TOKEN = "a" * 16
@@ -31,9 +31,9 @@ def test_tombstone_expires_a_retention_after_the_first_pass_above_it_never_befor
 
     below = compaction.expired_below(now_s * US_PER_S, retention_s)
 
-    assert len(compaction.clean) <= CLEAN_MARKS_MAX
+    assert len(compaction.clean) <= CLEAN_PREFIXES_MAX
     assert all(first_above[offset] + retention_s <= now_s for offset in range(below))
-    if len(passes) <= CLEAN_MARKS_MAX:
+    if len(passes) <= CLEAN_PREFIXES_MAX:
         expired = [offset for offset, cleaned_s in first_above.items() if cleaned_s + retention_s <= now_s]
         assert below == max(expired, default=-1) + 1
     assert read_back(compaction) == compaction
@@ -51,7 +51,7 @@ def test_tombstones_expire_however_many_passes_come_within_their_time(lags_s: tu
         assert below >= due, f"pass {number}"
         cleaned_s.append(at_s)
         compaction = compaction.passed(TOKEN, number, at_s * US_PER_S, swept=below)
-        assert len(compaction.clean) <= CLEAN_MARKS_MAX
+        assert len(compaction.clean) <= CLEAN_PREFIXES_MAX
 
 
 def read_back(compaction: Compaction) -> Compaction:
@@ -62,11 +62,11 @@ def read_back(compaction: Compaction) -> Compaction:
     return Compaction.from_json(fields)
 
 
-@pytest.mark.parametrize("marks", [(CleanMark(5, 1), CleanMark(5, 2)), (CleanMark(5, 2), CleanMark(6, 1))])
-def test_marks_that_do_not_rise_are_refused(marks: tuple[CleanMark, ...]) -> None:
+@pytest.mark.parametrize("marks", [(CleanPrefix(5, 1), CleanPrefix(5, 2)), (CleanPrefix(5, 2), CleanPrefix(6, 1))])
+def test_marks_that_do_not_rise_are_refused(marks: tuple[CleanPrefix, ...]) -> None:
     fields = strict_json.load(strict_json.dump(Compaction(1, TOKEN, marks).to_json()), what="manifest", bytes_max=10**6)
 
-    with pytest.raises(CorruptError, match="expected rising clean marks"):
+    with pytest.raises(CorruptError, match="expected rising clean prefixes"):
         Compaction.from_json(fields)
 
 
@@ -85,4 +85,4 @@ def test_offset_below_which_a_log_is_arranged_is_left_out_when_there_is_none() -
 def test_store_s_clock_that_seems_to_run_back_makes_tombstones_wait() -> None:
     compaction = NOT_COMPACTED.passed(TOKEN, 5, 100, swept=0).passed(TOKEN, 9, 50, swept=0)
 
-    assert compaction.clean == (CleanMark(5, 100), CleanMark(9, 100))
+    assert compaction.clean == (CleanPrefix(5, 100), CleanPrefix(9, 100))

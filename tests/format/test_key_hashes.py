@@ -67,6 +67,7 @@ def test_nulls_leave_the_other_keys_as_they_are() -> None:
     assert hashes[[1, 3]].tolist() == [GOLDEN[b"a"], GOLDEN[b"ab"]]
 
 
+@pytest.mark.slow
 def test_a_million_keys_and_a_huge_one_take_a_moment() -> None:
     keys = [b"%020d" % number for number in range(1_000_000)]
     column = pa.array([*keys, bytes(16 * 2**20)], pa.binary())

@@ -125,6 +125,7 @@ def test_hostile_text_under_a_valid_checksum_is_an_error(name: str, case: str) -
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.slow
 @every_document
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
 def test_nesting_of_any_depth_is_an_error_and_no_overflow(name: str, opening: str, closing: str) -> None:

@@ -250,6 +250,7 @@ def test_two_checks_keep_the_table_of_epochs_short() -> None:
         too_many_epochs()
 
 
+@pytest.mark.slow
 def test_two_checks_keep_lists_in_a_footer_short() -> None:
     """That of the footer's reader, and that of the row groups of a fragment that is not arranged by key."""
     footer = Mutation("footer's", "_Reader._list", "count > count_max", "False")

@@ -92,6 +92,7 @@ def test_attempt_follows_the_last_one_although_an_earlier_one_was_repeated(
     assert _next(memory) == [f"{REQUEST.run_key}/attempt 3"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_attempts_do_not_end_however_many_were_in_vain(memory: DagsterInstance) -> None:
     """Regression: the eleventh was the last one, as ten runs were counted at most."""
@@ -108,6 +109,7 @@ def _keyed(key: str) -> RunRequest:
     return REQUEST.with_replaced_attrs(run_key=key, tags={ASKED_TAG: str(REQUEST.run_key)})
 
 
+@pytest.mark.slow
 def test_each_attempt_waits_longer_and_a_day_at_most(memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     def set_clock(ahead_s: float) -> None:
         at_us = shared_runtime().now_us() + int(ahead_s * 10**6)

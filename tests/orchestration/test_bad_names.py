@@ -13,7 +13,7 @@ from tests.orchestration.checked import check_of, found_bad, logs_of
 from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, MemoryStore, list_logs
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify import plan_log
@@ -42,7 +42,7 @@ STEPS = {
 
 def _prune(store: ObjectStore, log: str, offset: int) -> None:
     collector = Collector(store, log)
-    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), MarkedGarbage)
+    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), PrunedGarbage)
 
 
 def _evaluate(instance: DagsterInstance, sensor: triggers.Tick, **resources: object) -> list[RunRequest]:

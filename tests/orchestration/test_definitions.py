@@ -65,6 +65,7 @@ def test_definitions_load() -> None:
     Definitions.validate_loadable(defs())
 
 
+@pytest.mark.slow
 def test_asset_graph_is_the_agreed_one() -> None:
     graph = _graph()
 

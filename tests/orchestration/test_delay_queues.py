@@ -218,6 +218,7 @@ def test_tick_observes_each_queue_and_asks_for_a_run_only_when_a_check_changes(
     assert [each.partition_key for each in recorded] == [QUEUE] * 2
 
 
+@pytest.mark.slow
 def test_queue_is_judged_again_once_a_day_and_every_six_hours_while_a_check_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,7 @@ from tests.orchestration.run_requests import run_request
 from tests.stores import FaultyStore, age_out, damage, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_core.format.paths import GARBAGE_FOLDER
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.object_store import Done, ObjectStore
 from wal3_orchestration.defs.garbage_collection.sensors import find_due, request_deletion, request_pruning
@@ -74,7 +74,7 @@ def _prune(store: ObjectStore, log: str) -> str:
     _claim(store, log)
     collector = Collector(store, log)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, MarkedGarbage)
+    assert isinstance(outcome, PrunedGarbage)
     return outcome.path
 
 
@@ -162,10 +162,10 @@ def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     first, second = delete_tick(), delete_tick()
     Deleter(fleet, "alpha", options=CollectionResource().options()).delete(path)
     done = delete_tick()
-    marked = Collector(fleet, "alpha").mark_orphans([], "a test")
+    marked = Collector(fleet, "alpha").prune_orphans([], "a test")
     later = delete_tick()
 
-    assert isinstance(marked, MarkedGarbage)
+    assert isinstance(marked, PrunedGarbage)
     assert _keys(first) == _keys(second)
     assert _asked(done) == []
     assert _asked(later) == ["alpha"]

@@ -74,6 +74,7 @@ def metadata_of(result: ExecuteInProcessResult, asset: str) -> dict[str, dict[st
 COMPACTED = [(3, b"k"), (4, b"m"), (5, b"l"), (6, b"n")]
 
 
+@pytest.mark.slow
 def test_job_compacts_a_log_and_records_numbers_that_plot(five: list[str], fleet: ObjectStore, run: Run) -> None:
     result = run("compaction_job", run_request(five[0], five[0]))
 
@@ -108,6 +109,7 @@ def test_large_log_is_compacted_on_spark(five: list[str], fleet: ObjectStore, ru
     assert metadata_of(result, "installed_manifest")["a"]["verified"] is True
 
 
+@pytest.mark.slow
 def test_log_that_is_not_due_or_not_compacted_by_key_is_left_alone(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -127,6 +129,7 @@ def test_log_that_is_not_due_or_not_compacted_by_key_is_left_alone(
     assert five
 
 
+@pytest.mark.slow
 def test_sweep_compacts_the_most_urgent_logs_first_and_no_more_than_allowed(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +167,7 @@ def test_sweep_compacts_the_most_urgent_logs_first_and_no_more_than_allowed(
     assert all(scrub(fleet, log).sound for log in five)
 
 
+@pytest.mark.slow
 def test_damaged_log_among_five_fails_the_sweep_and_blocks_no_other(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -195,6 +199,7 @@ def _first_fragment(store: ObjectStore, log: str) -> Path:
     return min((file for file in root.rglob("*.parquet") if "Bucket" in str(file)), key=lambda file: file.name)
 
 
+@pytest.mark.slow
 def test_run_that_dies_between_two_steps_is_continued_by_the_next(
     five: list[str], fleet: ObjectStore, run: Run
 ) -> None:
@@ -212,6 +217,7 @@ def test_run_that_dies_between_two_steps_is_continued_by_the_next(
     assert five
 
 
+@pytest.mark.slow
 def test_pass_that_a_cursor_overtakes_is_no_failure_and_is_planned_again(
     five: list[str], fleet: ObjectStore, run: Run
 ) -> None:
@@ -236,6 +242,7 @@ def test_pass_that_a_cursor_overtakes_is_no_failure_and_is_planned_again(
     assert five
 
 
+@pytest.mark.slow
 def test_retry_of_the_merge_merges_no_log_again(
     five: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +265,7 @@ def test_retry_of_the_merge_merges_no_log_again(
     assert [keys_of(fleet, log) for log in five] == [COMPACTED] * 5
 
 
+@pytest.mark.slow
 def test_sealed_log_is_compacted(five: list[str], fleet: ObjectStore, run: Run) -> None:
     seal(fleet, "a", reason="a test")
 

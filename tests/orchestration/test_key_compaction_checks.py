@@ -54,6 +54,7 @@ def num_replaced(store: ObjectStore, log: str) -> int:
     return len(stored - {each.path for each in LogReader.open(store, log).scan()})
 
 
+@pytest.mark.slow
 def test_what_a_pass_replaced_stays_until_the_pass_is_found_to_hold(
     two: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_what_a_pass_replaced_stays_until_the_pass_is_found_to_hold(
     assert [num_replaced(fleet, log) for log in two] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [False, True], ids=["the store does not answer", "the run dies"])
 def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installed(
     two: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, left: bool
@@ -106,6 +108,7 @@ def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installe
         assert value_of(installed, "verified") is True
 
 
+@pytest.mark.slow
 def test_run_fails_for_a_pass_that_an_earlier_try_of_it_has_found_not_to_hold(
     two: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +139,7 @@ class _Killed(BaseException):
     """The end of a process, of which nothing in it takes notice."""
 
 
+@pytest.mark.slow
 def test_pass_whose_setsums_do_not_add_up_is_not_installed(
     two: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +158,7 @@ def test_pass_whose_setsums_do_not_add_up_is_not_installed(
     assert two
 
 
+@pytest.mark.slow
 def test_overdue_and_held_back_logs_are_warned_about_with_what_to_do(
     two: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def logs(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_only_due_logs_are_asked_for_once_each(
     logs: list[str], fleet: ObjectStore, instance: DagsterInstance, run: Run
 ) -> None:
@@ -61,6 +62,7 @@ def test_only_due_logs_are_asked_for_once_each(
     assert set(keys(tick(instance))).isdisjoint(keys(first))
 
 
+@pytest.mark.slow
 def test_log_that_is_arranged_and_keeps_all_is_asked_for_until_it_is(
     fleet: ObjectStore, instance: DagsterInstance, run: Run
 ) -> None:
@@ -81,6 +83,7 @@ def test_log_that_is_arranged_and_keeps_all_is_asked_for_until_it_is(
     assert asked(tick(instance)) == [["arranged"]]
 
 
+@pytest.mark.slow
 def test_overtaken_log_is_asked_for_again(
     logs: list[str], fleet: ObjectStore, instance: DagsterInstance, run: Run
 ) -> None:
@@ -118,6 +121,7 @@ def test_dirty_logs_ask_for_exactly_the_marked_logs_that_are_compacted(
     assert len(keys_of(fleet, "quiet")) == 2
 
 
+@pytest.mark.slow
 def test_many_due_logs_share_a_sweep(fleet: ObjectStore, instance: DagsterInstance, run: Run) -> None:
     names = [f"log-{number:02}" for number in range(17)]
     for log in names:

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Iterator
 from types import ModuleType
 
+import pytest
+
 import wal3_core
 from tests.exported import IN_SIGNATURES
 
@@ -72,6 +74,7 @@ def annotations_of(name: str, found: object) -> Iterator[tuple[str, object, dict
         yield from ((f"{name}({each})", annotation, names) for each, annotation in function.__annotations__.items())
 
 
+@pytest.mark.slow
 def test_each_class_in_a_public_signature_is_exported() -> None:
     exported = {getattr(wal3_core, name) for name in wal3_core.__all__}
     missing = [

@@ -81,6 +81,7 @@ def test_denied_upload_names_the_answer_of_the_server(proxied_url: str, proxy: F
     assert "AccessDenied" in str(denied_append(proxied_url, proxy, "/log/"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 def test_denied_append_has_the_denial_for_its_cause(proxied_url: str, proxy: FaultProxy, target: str) -> None:
     assert isinstance(denied_append(proxied_url, proxy, target).__cause__, StoreDeniedError)

@@ -111,6 +111,7 @@ class LaterRuntime(ThreadRuntime):
         return super().monotonic_s() + self.later_s
 
 
+@pytest.mark.slow
 def test_queue_that_takes_long_to_be_taken_is_not_ahead_of_the_wall_clock(memory_store: MemoryStore) -> None:
     runtime, other, store = LaterRuntime(), LaterRuntime(), FaultyStore(memory_store)
     older = DelayQueue.open_or_create(memory_store, "q", runtime=other)

@@ -97,6 +97,7 @@ def test_records_of_others_are_passed_counted_and_said_once(
     assert read_queue_stats(memory_store, LOG).strays == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", STRAYS, ids=repr)
 def test_record_of_others_is_passed_whatever_its_key(memory_store: MemoryStore, record: Message) -> None:
     with DelayQueue.open_or_create(memory_store, LOG, QueueDefinition(lease_s=7.0)) as queue:

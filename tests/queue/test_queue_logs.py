@@ -81,6 +81,7 @@ def check_filled(store: MemoryStore, log: str, leases: list[tuple[int, str]]) ->
     assert scrub(store, log).sound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_cursors", [False, True])
 @pytest.mark.parametrize("compacted", ["", "before", "after"])
 def test_copy_of_a_queue_is_a_queue(memory_store: MemoryStore, compacted: str, *, with_cursors: bool) -> None:
@@ -208,6 +209,7 @@ def test_queue_is_opened_whatever_its_policy_was_made(
     assert PolicyStore(memory_store, LOG).load().cleanup is Cleanup.COMPACT
 
 
+@pytest.mark.slow
 def test_broker_with_an_old_checkpoint_reads_what_passes_have_arranged_and_deleted() -> None:
     store = ClockStore(MemoryStore(shared_runtime()))
     DelayQueue.create(store, LOG)

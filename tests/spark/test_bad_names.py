@@ -12,7 +12,7 @@ from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
 from wal3_core.format.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.format.position import FragmentSeqNo
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
@@ -35,7 +35,7 @@ ORPHAN = fragment_path(FragmentSeqNo(9000), "00000000deadbeef")
 def _prune(store: ObjectStore, log: str) -> str:
     collector = Collector(store, log, options=AT_ONCE)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, MarkedGarbage)
+    assert isinstance(outcome, PrunedGarbage)
     return outcome.path
 
 

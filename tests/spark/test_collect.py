@@ -19,7 +19,7 @@ from wal3_core.fleet.survey import CursorAge, GarbageDocumentStatus, Survey, sur
 from wal3_core.format.cursor import Cursor, Owner
 from wal3_core.format.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.format.position import FragmentSeqNo
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.jobs import to_text
@@ -46,7 +46,7 @@ def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
     plan = collector.plan()
     doomed = set(collector.objects(plan))
     outcome = collector.prune(collector.announce(plan))
-    assert isinstance(outcome, MarkedGarbage)
+    assert isinstance(outcome, PrunedGarbage)
     return outcome.path, doomed | {outcome.path}
 
 
@@ -285,8 +285,8 @@ def test_job_deletes_marked_orphans_except_one_that_is_referred_to_again(
     fill(local_store, "a", fragments=3)
     orphans = [leave_orphan(local_store, "a", seq_no) for seq_no in (3, 5000)]
     held = min(referred(local_store, "a"))
-    marked = Collector(local_store, "a", options=AT_ONCE).mark_orphans([*orphans, held], "a test")
-    assert isinstance(marked, MarkedGarbage)
+    marked = Collector(local_store, "a", options=AT_ONCE).prune_orphans([*orphans, held], "a test")
+    assert isinstance(marked, PrunedGarbage)
 
     left = list_orphans(spark, local_url, ["a"], AT_ONCE)
     (deletion,) = delete_objects(spark, local_url, [("a", marked.path)], AT_ONCE)

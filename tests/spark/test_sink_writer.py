@@ -113,6 +113,7 @@ def test_other_rows_under_a_name_are_refused_unless_the_write_allows_them(
     assert bodies(local_store, "a") == [b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_write_with_a_number_is_made_once_however_many_came_between(local_url: str, local_store: ObjectStore) -> None:
     def write(write_id: str, number: int) -> None:
         named = request(local_url, writer="nightly", write_id=write_id, write_number=f"{number}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from examples.spark_logs import aggregate, join
+from tests.spark.queries import until_connected
 from wal3_core import LogReader
 from wal3_core.format.record import Record
 from wal3_core.store.object_store import ObjectStore
@@ -31,10 +33,11 @@ def test_streaming_aggregate_counts_each_payment_once_over_restarts(
     spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
+    count = partial(aggregate.count, spark, local_url, checkpoint, QUERY_S)
     aggregate.pay(local_url, "north", [("ada", 30), ("kurt", 5)])
-    aggregate.count(spark, local_url, checkpoint, QUERY_S)
+    until_connected(count)
     aggregate.pay(local_url, "south", [("ada", 12)])
-    aggregate.count(spark, local_url, checkpoint, QUERY_S)
+    until_connected(count)
 
     totals = [(record.key, json.loads(record.body or b"")["cents"]) for record in _records(local_store)]
     assert sorted(totals[:2]) == [(b"ada", 30), (b"kurt", 5)]

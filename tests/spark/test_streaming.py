@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.spark.logs import fill
+from tests.spark.queries import until_connected
 from wal3_core import LogReader, open_store
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.object_store import ObjectStore
@@ -34,9 +35,13 @@ def stream(spark: SparkSession, url: str, **options: str) -> DataFrame:
 def run(frame: DataFrame, kind: str, checkpoint: Path, **options: str) -> StreamingQuery:
     """Take all that is there, as a query that is started now would."""
     writer = frame.writeStream.format(kind).options(checkpointLocation=str(checkpoint), **options)
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(QUERY_S)
-    return query
+
+    def take() -> StreamingQuery:
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(QUERY_S)
+        return query
+
+    return until_connected(take)
 
 
 def forget_last_commit(checkpoint: Path) -> None:

@@ -14,7 +14,7 @@ from wal3_core import (
     Pin,
 )
 from wal3_core.format.manifest import Manifest
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -63,7 +63,7 @@ def announce(store: ObjectStore, log: str, offset: int) -> str:
 def prune(store: ObjectStore, log: str, offset: int) -> str:
     """Advance the log's first record to ``offset``; return the path of the garbage document."""
     path = announce(store, log, offset)
-    assert isinstance(Collector(store, log, options=NOW).prune(path), MarkedGarbage)
+    assert isinstance(Collector(store, log, options=NOW).prune(path), PrunedGarbage)
     return path
 
 
@@ -78,8 +78,8 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
     deleter = Deleter(store, log, options=NOW)
     orphans = deleter.orphans()
     if orphans:
-        marked = Collector(store, log, options=NOW).mark_orphans(orphans, "orphans")
-        assert isinstance(marked, MarkedGarbage)
+        marked = Collector(store, log, options=NOW).prune_orphans(orphans, "orphans")
+        assert isinstance(marked, PrunedGarbage)
         deleter.delete(marked.path)
     return orphans
 

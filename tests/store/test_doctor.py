@@ -281,6 +281,7 @@ def test_store_that_folds_case_is_detected() -> None:
     assert failed(CaseFoldingStore()) == {"names that differ in case are two objects"}
 
 
+@pytest.mark.slow
 def test_store_that_limits_writes_of_one_object_is_sound_and_its_rate_reported() -> None:
     """It was once said to break promises, and to expect unquoted ETags. The library waits, and so does this."""
     report = examine(LimitedStore())
@@ -290,6 +291,7 @@ def test_store_that_limits_writes_of_one_object_is_sound_and_its_rate_reported()
     assert report.advice[0].startswith("the store limits the writes of one object: a log gets about ")
 
 
+@pytest.mark.slow
 def test_store_whose_answers_say_nothing_at_times_is_sound() -> None:
     report = examine(CollidingStore())
 
@@ -311,6 +313,7 @@ def test_proxy_that_changes_what_is_read_is_the_only_finding() -> None:
     assert [line[:51] for line in report.advice] == ["something between this machine and the store change"]
 
 
+@pytest.mark.slow
 def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
     below = f"{s3_url}/teams"
     with LogWriter.open_or_create(open_store(below), "orders") as writer:
@@ -320,6 +323,7 @@ def test_store_below_is_named_in_a_bucket(s3_url: str) -> None:
     assert examine(open_store(s3_url)).advice == ("is this the right folder? Another store lies below it, in teams/",)
 
 
+@pytest.mark.slow
 def test_log_whose_pointers_are_not_rolled_is_named() -> None:
     store = FaultyStore(MemoryStore(shared_runtime()))
     store.fail("create", "/snapshot/", "denied", times=10**6)
@@ -355,6 +359,7 @@ def test_late_clock_is_reported_but_breaks_no_promise() -> None:
     assert any("-3600 s" in line for line in report.advice)
 
 
+@pytest.mark.slow
 def test_store_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(UnavailableError, match="found it unknown: timed out"):
         examine(DeadStore())

@@ -32,6 +32,7 @@ def paths(store: ObjectStore) -> list[str]:
     return [meta.path for meta in store.list_objects("")]
 
 
+@pytest.mark.slow
 def test_empty_object_is_listed_and_the_marker_of_a_folder_is_not(
     s3_url: str, aws_session: boto3.session.Session
 ) -> None:

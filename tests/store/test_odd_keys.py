@@ -74,6 +74,7 @@ def beside(store: ObjectStore, session: boto3.session.Session, url: str, key: st
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [*OUTSIDE, *BELOW, *INSIDE])
 def test_odd_key_hides_no_log_and_is_listed(
     logs: ObjectStore, s3_url: str, aws_session: boto3.session.Session, key: str, caplog: pytest.LogCaptureFixture
@@ -98,6 +99,7 @@ def test_odd_key_hides_no_log_and_is_listed(
     assert destroy(logs, OTHER) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [*BELOW, *INSIDE])
 def test_log_with_an_odd_key_below_it_is_not_destroyed(
     logs: ObjectStore, s3_url: str, aws_session: boto3.session.Session, key: str

@@ -156,6 +156,7 @@ def check_line(line: str, url: str) -> None:
     assert len(line) < 420
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
 @pytest.mark.parametrize("asked", ["read", "create", "list"])
 def test_refusal_is_a_denial_that_says_what_to_do(address: str, refusal: Refusal, asked: str) -> None:

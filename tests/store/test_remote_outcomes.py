@@ -196,6 +196,7 @@ def slow_endpoint() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")  # for credentials
 def test_body_that_takes_longer_than_a_request_may_be_silent_arrives(slow_endpoint: str) -> None:
     """The limit once covered the whole body: a large record never crossed a slow link, however often it was sent."""
@@ -206,6 +207,7 @@ def test_body_that_takes_longer_than_a_request_may_be_silent_arrives(slow_endpoi
     assert isinstance(store.create("a", b"x" * 2**21), Done)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")
 def test_answer_that_stops_in_its_middle_is_waited_for_as_long_as_any_silence(
     slow_endpoint: str,

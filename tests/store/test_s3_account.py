@@ -67,6 +67,7 @@ def url_of_store(url: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "profile"),
     [
@@ -99,6 +100,7 @@ def test_requests_go_where_those_of_boto3_go(
     check_requests_go_there(config, monkeypatch, variables, profile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", ["dotted.bucket", "Old_Bucket"])
 @pytest.mark.parametrize("profile", ["", "use_fips_endpoint=true", "s3 =\n  addressing_style = virtual"])
 def test_bucket_whose_name_no_host_can_have_is_asked_for_where_boto3_does(
@@ -107,6 +109,7 @@ def test_bucket_whose_name_no_host_can_have_is_asked_for_where_boto3_does(
     check_requests_go_there(config, monkeypatch, {}, profile, bucket=bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "profile"),
     [
@@ -270,6 +273,7 @@ def authority(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     return tmp_path / "ca.pem", context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["variable", "profile"])
 def test_authority_that_boto3_trusts_is_trusted(
     config: Path, authority: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch, by: str
@@ -288,6 +292,7 @@ def test_authority_that_boto3_trusts_is_trusted(
         check_keys_are(open_store(url), "FIRST")
 
 
+@pytest.mark.slow
 def test_file_of_authorities_that_is_missing_is_named(config: Path) -> None:
     config.write_text("[default]\nca_bundle=/none.pem\n")
 

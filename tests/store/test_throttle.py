@@ -106,6 +106,7 @@ def test_no_second_has_more_requests_than_the_rate(
         assert sum(later_s < begun_s + 1 - 1e-6 for later_s in sent_s[first:]) <= rate_per_s
 
 
+@pytest.mark.slow
 def test_full_rate_is_used_but_for_a_fiftieth() -> None:
     world = World(100)
     for number in range(500):

@@ -191,6 +191,7 @@ def test_append_that_is_throttled_to_its_end_is_not_durable(url: str) -> None:
     assert list(LogReader.open(open_store(url), "a").records()) == []
 
 
+@pytest.mark.slow
 def test_stores_of_one_place_share_their_throttles(url: str, runtime: ThreadRuntime) -> None:
     address, _, options = url.partition("?")
     first = open_store(url, runtime=runtime)
@@ -209,6 +210,7 @@ def test_stores_of_one_place_share_their_throttles(url: str, runtime: ThreadRunt
     assert throttle_stats(first)["writes"].rate_per_s == 7
 
 
+@pytest.mark.slow
 def test_stores_on_s3_are_throttled_unless_the_url_says_otherwise(url: str, local_url: str) -> None:
     limits = {kind: stats.rate_per_s_max for kind, stats in throttle_stats(open_store(url)).items()}
     assert limits == {"writes": 3500, "reads": 5500}

@@ -171,6 +171,7 @@ def test_reader_that_waits_for_a_time_waits_for_it_in_the_successor() -> None:
     assert received(FeedReader.open(store, "g", start=reader.position, runtime=clock)) == [30, 40]
 
 
+@pytest.mark.slow
 def test_time_is_found_with_few_fragments_however_long_the_log() -> None:
     store, clock = published_at([(second, second) for second in range(300)])
     counting = CountingStore(store)
@@ -342,6 +343,7 @@ def test_reader_ends_after_the_last_message_of_a_sealed_log(memory_store: Memory
     assert reader.recv() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
 def test_time_to_wait_is_kept_while_messages_of_other_topics_are_passed(
     memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]

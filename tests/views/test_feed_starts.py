@@ -129,6 +129,7 @@ def test_subscription_to_more_topics_than_its_cursor_has_room_for_is_refused(
     assert CursorStore(topical, "f").list() == {}
 
 
+@pytest.mark.slow
 def test_last_message_is_found_with_few_requests_and_without_bodies(memory_store: MemoryStore) -> None:
     published(memory_store, range(300))
     store = CountingStore(memory_store)

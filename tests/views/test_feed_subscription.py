@@ -132,6 +132,7 @@ def held_bytes() -> int:
     return sum(each.size for each in found.traces)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_in_a_long_wait_while_one_is_not_acknowledged(
     memory_store: MemoryStore,
 ) -> None:

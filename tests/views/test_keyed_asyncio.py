@@ -73,6 +73,7 @@ def test_keyed_log_is_appended_to_read_and_counted_from_asyncio(memory_store: Me
     run(work())
 
 
+@pytest.mark.slow
 def test_scan_that_is_left_in_asyncio_continues_where_it_was_left(memory_store: MemoryStore) -> None:
     async def work() -> None:
         async with KeyedLog.open_or_create(memory_store, LOG) as log:
@@ -139,6 +140,7 @@ def test_consumer_by_key_follows_and_saves_from_asyncio(memory_store: MemoryStor
 # ---------------------------------------------------------------------- queues
 
 
+@pytest.mark.slow
 def test_queue_is_used_from_asyncio(memory_store: MemoryStore) -> None:
     async def work() -> None:
         async with await asyncio.to_thread(DelayQueue.open_or_create, memory_store, "q") as queue:
@@ -165,6 +167,7 @@ def test_queue_is_used_from_asyncio(memory_store: MemoryStore) -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_producers_are_served_while_thousands_of_tasks_wait_for_an_item(memory_store: MemoryStore) -> None:
     async def work() -> None:
         async with DelayQueue.open_or_create(memory_store, "q") as queue:
@@ -193,6 +196,7 @@ def test_follower_of_a_queue_ends_when_the_queue_is_closed(memory_store: MemoryS
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.0005, 0.002, 0.005, 0.01, 0.02, 0.05])
 def test_dequeue_that_is_cancelled_at_any_moment_loses_no_delivery(memory_store: MemoryStore, after_s: float) -> None:
     """Each item is handed out once to a caller who has it, and counts as often."""

@@ -279,6 +279,7 @@ def fragments_read(store: ObjectStore, query: Callable[[KeyedLog], int]) -> tupl
     return answer, sum("FragmentSeqNo" in path for path in paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_keys", [1, 7, 40, 200])
 @pytest.mark.parametrize("in_turns", [True, False])
 def test_estimate_is_within_twenty_percent_on_keys_that_are_evenly_spread(
@@ -346,6 +347,7 @@ def test_records_without_a_key_are_passed_counted_and_logged_once(
     assert sorted(line.partition("offsets ")[2] for line in lines) == ["2, 4", "5"]
 
 
+@pytest.mark.slow
 def test_key_in_each_fragment_costs_a_read_of_each_and_one_in_few_their_bodies(
     memory_store: MemoryStore,
 ) -> None:

@@ -371,6 +371,7 @@ def test_damage_in_an_arranged_fragment_is_an_error_for_keys_of_its_row_groups(
     assert 0 < refused < read
 
 
+@pytest.mark.slow
 def test_footer_that_was_damaged_in_transit_leaves_no_row_group_unreadable(memory_store: MemoryStore) -> None:
     """What it says is held by all readers of the process, and only a part of it is used each time."""
     with small_groups():

@@ -329,6 +329,7 @@ def test_deadlines_before_the_queue_was_made_keep_their_order(memory_store: Memo
             queue.checkpoint()
 
 
+@pytest.mark.slow
 def test_items_handed_out_for_long_and_released_at_once_leave_no_memory() -> None:
     state = QueueState(QueueDefinition(lease_s=10**6), 1, 0)
 
@@ -409,6 +410,7 @@ def test_question_gets_the_error_of_a_store_that_fails_and_an_answer_later(
         assert queue.stats().pending == 1
 
 
+@pytest.mark.slow
 def test_queue_is_taken_from_a_broker_that_appends_all_the_time(memory_store: MemoryStore) -> None:
     older, store, appends = DelayQueue.open_or_create(memory_store, "q"), FaultyStore(memory_store), list[int]()
 

@@ -165,6 +165,7 @@ def test_pattern_of_levels_that_is_none_is_refused() -> None:
         Subscribed.of(replace(CURSOR, extension=Extension(terms=terms)), "x")
 
 
+@pytest.mark.slow
 def test_full_document_can_be_read_back_and_one_range_more_is_refused() -> None:
     full = OffsetRanges(tuple((10**12 + 10**9 * n, 10**12 + 10**9 * n + 10**8) for n in range(RANGES_MAX)))
     counts = {3 + 10**9 * n: ATTEMPTS_MAX for n in range(DELIVERIES_MAX)}

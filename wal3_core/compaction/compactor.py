@@ -35,7 +35,7 @@ from wal3_core.format.pass_record import PassRecord, Proof
 from wal3_core.format.paths import check_log_name, given_token
 from wal3_core.format.setsum import EMPTY
 from wal3_core.format.snapshot import Snapshot, sum_setsums
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import References
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
@@ -206,7 +206,7 @@ class KeyCompactor:
             return self._install(record, KeyRollups(self._stores, self._options))
         replaced = tuple(member.path for each in record.replacements for member in each.members)
         # The process that installed it may have died before it named these as garbage.
-        garbage = () if not replaced or self._passes.is_marked(token) else self._write_garbage(replaced, token)
+        garbage = () if not replaced or self._passes.is_pruned(token) else self._write_garbage(replaced, token)
         return KeyInstallReport(log=self.log, record=record, repeated=True, garbage=garbage)
 
     def _install(self, record: PassRecord, rollups: KeyRollups) -> KeyInstallReport:
@@ -295,18 +295,18 @@ class KeyCompactor:
         """Name what was replaced in garbage documents, for deletion; what a failure leaves out is found as orphans."""
         collector = Collector(self._store, self.log, runtime=self._runtime, log_id=self._stores.manifests.log_id())
         parts = [replaced[at : at + POINTERS_MAX] for at in range(0, len(replaced), POINTERS_MAX)]
-        marked = []
+        pruned = []
         for number, part in enumerate(parts, start=1):
             reason = f"replaced by key compaction, pass {token}"
             # By its token the last document, and so the end of them all, is recognised when it is deleted.
             last = token if number == len(parts) else None
             try:
-                outcome = collector.mark_orphans(part, reason, token=last)
+                outcome = collector.prune_orphans(part, reason, token=last)
             except UnavailableError as error:
                 MAINTAIN.warning("log %s: replaced objects are left as orphans: %s", self._stores.url, error)
                 break
-            marked += [outcome.path] if isinstance(outcome, MarkedGarbage) else []
-        return tuple(marked)
+            pruned += [outcome.path] if isinstance(outcome, PrunedGarbage) else []
+        return tuple(pruned)
 
 
 def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionReport:
@@ -323,7 +323,7 @@ def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionRepor
     found = (sum(each.num_superseded for each in merged), sum(each.num_expired for each in merged))
     wanted = (prepared.plan.num_superseded, prepared.plan.num_expired) if prepared.scope.policy.compacts else (0, 0)
     if not proof.holds or found != wanted:
-        # A record that stays, too, would be believed to be gone: each key would have one below a clean mark.
+        # A record that stays, too, would be believed to be gone: each key would have one below a clean prefix.
         message = f"log {prepared.plan.log}: nothing was changed: expected to drop {wanted}, found {found}, {proof}"
         raise KeyCompactionRefusedError(message)
     return KeyCompactionReport(
@@ -428,7 +428,7 @@ class Installer:
     def _announce(self) -> str | None:
         """Announce the install; return the cause if it will never be done.
 
-        An announcement that is there already is made again: the clean mark's time counts from it.
+        An announcement that is there already is made again: the clean prefix's time counts from it.
         """
         # No cursor needs to withdraw what drops nothing: one of a writer is only ever put at the log's end.
         limit = 0 if self._record.keeps_all else self._record.limit
@@ -441,7 +441,7 @@ class Installer:
         self._manifests.change(
             base, lambda manifest: manifest.announce_compaction(self._token, limit), rebases_max=rebases_max
         )
-        # Before the store's time is asked for: the clean mark is never earlier than the install, but for a moment.
+        # Before the store's time is asked for: the clean prefix is never earlier than the install, but for a moment.
         self._since_s, self._since_us = self._stores.runtime.monotonic_s(), self._stores.runtime.now_us()
         self._announced_us = self._manifests.changed_us()
         return None
@@ -493,7 +493,7 @@ class Installer:
     def _try(self, base: Installed) -> Installed | None:
         """Try one CAS; None when it was not done, or has no answer."""
         if self._was_suspended():
-            # The clean mark would be that much too early: its time is counted from another announcement.
+            # The clean prefix would be that much too early: its time is counted from another announcement.
             self._announce()
             return None
         record, replacements = self._record, self._record.replacements

@@ -364,7 +364,7 @@ def find_all(
         expired_below = columns.read(last)["offset"][-1].as_py()
         losses = work.losses(selected.rows, expired_below=expired_below)
         counts = work.counts(losses)
-    # Without a tombstone there is nothing to sweep when the time of this pass's clean mark is over.
+    # Without a tombstone there is nothing to sweep when the time of this pass's clean prefix is over.
     none = not selected.has_tombstones and max(expired_below, scope.manifest.compaction.swept) >= scope.clean_limit
     return PassLosses(losses, counts, scope.limit if none else expired_below)
 

@@ -127,11 +127,11 @@ class Durability(StrEnum):
 VIEW = one_of(View)
 
 # Passes that a delete retention remembers one by one. With more, some tombstones stay until the next one's time.
-CLEAN_MARKS_MAX = 32
+CLEAN_PREFIXES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class CleanMark(Stored):
+class CleanPrefix(Stored):
     """A pass that left one record of each key below the offset ``limit``; ``timestamp_us`` is the store's time then."""
 
     limit: int
@@ -142,7 +142,7 @@ class CleanMark(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Compaction(Stored):
-    """How far a log is compacted: the number of passes, and what they left clean, each mark above the one before.
+    """How far a log is compacted: the number of passes, and what they left clean, each longer than the one before.
 
     Below the offset ``swept`` a pass has dropped the expired tombstones. Below ``arranged`` passes have arranged by key
     whatever they found; 0 if the last one did not arrange. ``token`` is the last pass's.
@@ -150,23 +150,23 @@ class Compaction(Stored):
 
     passes: int = 0
     token: str = ""
-    clean: tuple[CleanMark, ...] = ()
+    clean: tuple[CleanPrefix, ...] = ()
     swept: int = 0
     arranged: int = 0
 
     MEMBERS = (
         member("passes", INTEGER),
         member("token", TOKEN),
-        member("clean", several(CleanMark.from_json, CLEAN_MARKS_MAX, CleanMark.to_json)),
+        member("clean", several(CleanPrefix.from_json, CLEAN_PREFIXES_MAX, CleanPrefix.to_json)),
         member("swept", INTEGER),
         member("arranged", INTEGER, default=0),
     )
 
     def check_stored(self, what: str) -> None:
-        """Refuse marks that do not rise."""
+        """Refuse clean prefixes that do not grow."""
         for before, after in pairwise(self.clean):
             if after.limit <= before.limit or after.timestamp_us < before.timestamp_us:
-                raise CorruptError(f"{what}: expected rising clean marks, found {before} before {after}")
+                raise CorruptError(f"{what}: expected rising clean prefixes, found {before} before {after}")
 
     @property
     def clean_limit(self) -> int:
@@ -176,29 +176,29 @@ class Compaction(Stored):
     def expired_below(self, now_us: int, delete_retention_s: int) -> int:
         """Return the offset below which tombstones have been clean for the delete retention; 0 for nowhere."""
         since_us = now_us - delete_retention_s * US_PER_S
-        return max((mark.limit for mark in self.clean if mark.timestamp_us <= since_us), default=0)
+        return max((each.limit for each in self.clean if each.timestamp_us <= since_us), default=0)
 
     def passed(self, token: str, limit: int, timestamp_us: int, *, swept: int, arranged: int = 0) -> Compaction:
         """Return it after a pass that left everything below ``limit`` clean, and below ``swept`` no tombstones."""
         clean, swept = self.clean, max(self.swept, swept)
         if limit > self.clean_limit:
-            # The store's clock does not run back; a mark that seems older than the one before counts from that one.
-            latest_us = max((mark.timestamp_us for mark in clean), default=0)
-            clean = _thinned((*clean, CleanMark(limit, max(timestamp_us, latest_us))), swept)
+            # The store's clock does not run back; a prefix that seems older than the one before counts from that one.
+            latest_us = max((each.timestamp_us for each in clean), default=0)
+            clean = _thinned((*clean, CleanPrefix(limit, max(timestamp_us, latest_us))), swept)
         return Compaction(self.passes + 1, token, clean, swept, arranged)
 
 
-def _thinned(marks: Sequence[CleanMark], swept: int) -> tuple[CleanMark, ...]:
-    """Drop marks until they are few enough.
+def _thinned(prefixes: Sequence[CleanPrefix], swept: int) -> tuple[CleanPrefix, ...]:
+    """Drop prefixes until they are few enough.
 
     First those whose tombstones were dropped, all but the last of them; then each time the one whose neighbours are the
     closest in time. So those that are left lie evenly between the oldest that counts and now, however often passes are
     made, and each comes to its time.
     """
-    kept = list(marks)
-    while len(kept) > CLEAN_MARKS_MAX and kept[1].limit <= swept:
+    kept = list(prefixes)
+    while len(kept) > CLEAN_PREFIXES_MAX and kept[1].limit <= swept:
         del kept[0]
-    while len(kept) > CLEAN_MARKS_MAX:
+    while len(kept) > CLEAN_PREFIXES_MAX:
         apart = [after.timestamp_us - before.timestamp_us for before, after in zip(kept, kept[2:], strict=False)]
         del kept[1 + apart.index(min(apart))]
     return tuple(kept)

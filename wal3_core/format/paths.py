@@ -73,7 +73,7 @@ _FRAGMENT = re.compile(
     r"log/Bucket=(?P<bucket>[0-9a-f]{16})/Writer=(?P<token>[0-9a-f]{16})/FragmentSeqNo=(?P<seq_no>[0-9a-f]{16})\.parquet",
     re.ASCII,
 )
-_MARK = "gc/MARKED."
+_HINT = "gc/MARKED."
 _GARBAGE = re.compile(r"gc/GARBAGE\.(?P<setsum>[0-9a-f]{64})\.(?P<token>[0-9a-f]{16})", re.ASCII)
 _PASS = re.compile(
     r"compaction/(PASS\.(?P<passed>[0-9a-f]{16})\.json|DROPPED\.(?P<dropped>[0-9a-f]{16})\.[0-9a-f]{16}\.parquet"
@@ -273,15 +273,15 @@ def check_garbage_path(path: str) -> str:
     return path
 
 
-def mark_path(path: str) -> str:
-    """Path of the mark beside a garbage document, which says that the document is marked as pruned."""
-    return _MARK + path.removeprefix(f"{GARBAGE_FOLDER}GARBAGE.")
+def hint_path(path: str) -> str:
+    """Path of the hint beside a garbage document, which says that the document is pruned."""
+    return _HINT + path.removeprefix(f"{GARBAGE_FOLDER}GARBAGE.")
 
 
-def marked_path(path: str) -> str | None:
-    """Path of the garbage document that a mark belongs to; None for any other path."""
-    marked = f"{GARBAGE_FOLDER}GARBAGE.{path.removeprefix(_MARK)}"
-    return marked if path.startswith(_MARK) and _GARBAGE.fullmatch(marked) else None
+def hinted_path(path: str) -> str | None:
+    """Path of the garbage document that a hint belongs to; None for any other path."""
+    document = f"{GARBAGE_FOLDER}GARBAGE.{path.removeprefix(_HINT)}"
+    return document if path.startswith(_HINT) and _GARBAGE.fullmatch(document) else None
 
 
 def pin_path(name: str) -> str:

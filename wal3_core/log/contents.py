@@ -32,10 +32,10 @@ from wal3_core.format.paths import (
     check_garbage_path,
     check_object_path,
     cursor_name,
+    hinted_path,
     is_name_part,
     life_folder,
     life_of,
-    marked_path,
     pass_token,
     pin_name,
 )
@@ -60,7 +60,7 @@ class ObjectKind(StrEnum):
 
 
 def _check_garbage(path: str) -> None:
-    if path != CLOCK and marked_path(path) is None:
+    if path != CLOCK and hinted_path(path) is None:
         check_garbage_path(path)
 
 

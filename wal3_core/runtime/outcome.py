@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from wal3_core.errors import UnavailableError
 from wal3_core.runtime.port import Runtime
@@ -57,24 +57,6 @@ class Outcome(Future[T]):
     def __init__(self) -> None:
         # Not that of the class above: it makes a lock and a condition, which takes longer than the rest of an append.
         pass
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            """Make what the class above keeps: the functions over several futures are the first to ask for it."""
-            made: Future[object] = Future()
-            if name not in vars(made):
-                raise AttributeError(name)
-            # Before it is looked whether it is set: the thread that sets it looks at this one then.
-            self._is_listed = True
-            if self.done():
-                # An interrupt from here on leaves one that says so.
-                made.set_result(None)
-            for each, value in vars(made).items():
-                self.__dict__.setdefault(each, value)
-            if self.done():
-                self._announce()
-            return self.__dict__[name]
 
     def cancel(self) -> bool:
         """Refuse: the work may already be on its way."""
@@ -172,6 +154,19 @@ class Outcome(Future[T]):
             else:
                 super().set_exception(error)
 
+    def _list(self) -> None:
+        """Make what the class above keeps."""
+        # Before it is looked whether it is set: the thread that sets it looks at this one then.
+        self._is_listed = True
+        made: Future[object] = Future()
+        if self.done():
+            # An interrupt from here on leaves one that says so.
+            made.set_result(None)
+        for name, value in vars(made).items():
+            self.__dict__.setdefault(name, value)
+        if self.done():
+            self._announce()
+
     def _own(self, name: str) -> list[Any]:
         """Return a list of this outcome's, made at the first call."""
         return cast("list[Any]", self.__dict__.get(name) or self.__dict__.setdefault(name, []))
@@ -208,6 +203,22 @@ class Outcome(Future[T]):
         finally:
             with contextlib.suppress(ValueError):
                 sleepers.remove(sleeper)
+
+
+class _MadeWhenRead:
+    """An attribute that the standard library's future makes at once, and an outcome when a function first reads it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, outcome: Outcome[Any], _: object = None) -> object:
+        outcome._list()  # noqa: SLF001 - a part of it
+        return outcome.__dict__[self._name]
+
+
+# Not by __getattr__: a class that has one is slower to read, and appends set thousands of outcomes.
+for _name in vars(Future()):
+    setattr(Outcome, _name, _MadeWhenRead(_name))
 
 
 class NotifyingOutcome(Outcome[T]):

@@ -226,12 +226,12 @@ def test_append_fails_when_the_store_does_not_give_its_time_and_nothing_is_commi
 def test_fragment_that_is_gone_when_its_time_is_checked_is_uploaded_again(memory_store: MemoryStore) -> None:
     faulty = FaultyStore(memory_store)
 
-    def mark_orphans(kind: str, path: str) -> None:
+    def prune_orphans(kind: str, path: str) -> None:
         if kind == "head":
             faulty.before = lambda _kind, _path: None
             memory_store.delete(path)
 
-    faulty.before = mark_orphans
+    faulty.before = prune_orphans
     with LogWriter.open_or_create(faulty, LOG) as writer:
         writer.append(b"once")
 

@@ -84,6 +84,7 @@ def test_uploads_longer_than_commits_cut_one_batch_for_each_commit_s_time() -> N
     assert min(later - earlier for earlier, later in pairwise(cut_s)) > 0.02 - 1e-3
 
 
+@pytest.mark.slow
 def test_hundreds_of_fragments_are_uploaded_one_after_another_during_one_commit(memory_store: MemoryStore) -> None:
     """Regression: each upload began in the step of the one before it, up to the limit of the interpreter's stack."""
     answered, uploaded = threading.Event(), threading.Event()

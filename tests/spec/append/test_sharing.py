@@ -126,6 +126,7 @@ def test_writer_that_freezes_in_its_turn_costs_the_others_one_pause() -> None:
     assert shared.refused == 0
 
 
+@pytest.mark.slow
 def test_writer_whose_other_has_left_soon_appends_without_rests_and_looks() -> None:
     shared = Shared([(0, 20), (0, 4)]).run()
 
@@ -133,6 +134,7 @@ def test_writer_whose_other_has_left_soon_appends_without_rests_and_looks() -> N
     assert 4 < shared.looked_s < 12
 
 
+@pytest.mark.slow
 def test_writer_that_is_alone_never_looks() -> None:
     shared = Shared([(0, 20)]).run()
 

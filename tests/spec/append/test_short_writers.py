@@ -187,7 +187,7 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
         append_once(store, SHORT)
     marked: set[str] = set()
 
-    def mark_orphans() -> None:
+    def prune_orphans() -> None:
         marked.update(snapshots(store))
         manifests = ManifestStore(log_store(store, "a"), shared_runtime())
         base = manifests.load()
@@ -197,7 +197,7 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
         for path in marked:
             life_store(store, "a").delete(path)
 
-    append_once(before_the_commit(store, mark_orphans), SHORT)
+    append_once(before_the_commit(store, prune_orphans), SHORT)
 
     assert marked
     assert not marked & {pointer.path for pointer in world.manifest().snapshots}

@@ -320,6 +320,7 @@ def test_every_entry_is_looked_at() -> None:
     assert {"LogReader", "CursorStore"} <= asking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_read_of_an_entry_has_a_bound(filled: MemoryStore, entry: str) -> None:
     store = BoundedStore(filled)

@@ -27,7 +27,7 @@ from tests.world import (
 from wal3_core import LogWriter, MemoryStore, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
 from wal3_core.format.garbage import Garbage
-from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
+from wal3_core.log.collect.collector import Collector, NotPruned, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import SnapshotOptions
 from wal3_core.store.object_store import ObjectStore
@@ -115,7 +115,7 @@ def test_later_announcement_replaces_an_earlier_one(store: ObjectStore) -> None:
     pruned = collector(store).prune(second)
 
     assert overtaken == NotPruned("another collection was announced, or this one withdrawn")
-    assert isinstance(pruned, MarkedGarbage)
+    assert isinstance(pruned, PrunedGarbage)
     assert world.offsets() == list(range(18, 21))
 
 
@@ -145,7 +145,7 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
     pruned = collector(store).prune(path)
 
     after = world.manifest()
-    assert pruned == MarkedGarbage(path, document(store))
+    assert pruned == PrunedGarbage(path, document(store))
     assert document(store).pruned
     assert world.stored() >= before
     assert (after.first.seq_no, after.first.position.offset, after.announced) == (12, 12, None)
@@ -189,7 +189,7 @@ def test_prune_that_is_repeated_changes_nothing(store: ObjectStore) -> None:
 
     again = collector(store).prune(path)
 
-    assert again == MarkedGarbage(path, written)
+    assert again == PrunedGarbage(path, written)
     assert (world.manifest(), document(store)) == (manifest, written)
 
 
@@ -226,7 +226,7 @@ def test_appends_and_rolls_between_announcing_and_pruning_stay(store: ObjectStor
     world.append(4)
     world.roll(SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
 
-    assert isinstance(collector(store).prune(path), MarkedGarbage)
+    assert isinstance(collector(store).prune(path), PrunedGarbage)
 
     assert document(store).setsum == before.setsum
     assert world.offsets() == list(range(12, 25))
@@ -298,7 +298,7 @@ def test_manifest_that_keeps_changing_is_an_error_and_no_loss(store: ObjectStore
     following = world.manifest().next.position.offset
     assert following > 22
     assert world.offsets() == list(range(1, following))
-    assert isinstance(collector(store).prune(path), MarkedGarbage)
+    assert isinstance(collector(store).prune(path), PrunedGarbage)
     assert world.offsets() == list(range(12, following))
 
 
@@ -357,6 +357,7 @@ def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: 
         assert collected(log), f"request {number}"
 
 
+@pytest.mark.slow
 def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStore) -> None:
     """Each run gets a little further; none goes back."""
     template, requests = planted()

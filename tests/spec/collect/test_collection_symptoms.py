@@ -44,7 +44,7 @@ from wal3_core import (
 )
 from wal3_core.errors import CollectionRefusedError
 from wal3_core.format.snapshot import Snapshot
-from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned
+from wal3_core.log.collect.collector import Collector, NotPruned, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
@@ -159,7 +159,7 @@ def test_two_snapshots_with_one_setsum_and_different_content_are_distinguished(s
     before = world.manifest()
     tops = {pointer.setsum.hexdigest() for pointer in before.snapshots}
     clock = ClockStore(store)
-    Collector(clock, LOG, options=LATER).mark_orphans(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
+    Collector(clock, LOG, options=LATER).prune_orphans(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
     rewritten = world.manifest()
     assert rewritten.fence == before.fence + 1
     old = [pointer.path for pointer in before.snapshots]
@@ -233,8 +233,8 @@ def test_object_that_becomes_referenced_after_it_was_listed_is_not_deleted(store
     PinStore(clock, LOG).delete("audit")
     found = Deleter(clock, LOG, options=LATER).orphans()
     assert found
-    marked = Collector(clock, LOG, options=LATER).mark_orphans(found, "a test")
-    assert isinstance(marked, MarkedGarbage)
+    marked = Collector(clock, LOG, options=LATER).prune_orphans(found, "a test")
+    assert isinstance(marked, PrunedGarbage)
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 

@@ -25,7 +25,7 @@ from tests.world import (
 from wal3_core import InvalidRequestError, MemoryStore, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.format.garbage import Garbage
-from wal3_core.format.paths import mark_path
+from wal3_core.format.paths import hint_path
 from wal3_core.format.snapshot import SnapshotPointer
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport
@@ -215,7 +215,7 @@ def test_snapshots_are_deleted_after_the_objects_they_hold(store: ObjectStore) -
     for snapshot, under in below.items():
         if any(snapshot == top or snapshot in held_by for top, held_by in dropped.items()):
             assert under <= set(gone[: gone.index(snapshot)])
-    assert gone[-2:] == [path, mark_path(path)]
+    assert gone[-2:] == [path, hint_path(path)]
 
 
 def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_record(store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ from tests.world import World
 from wal3_core import LogError, LogReader, LogWriter, MemoryStore
 from wal3_core.format.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.format.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
-from wal3_core.log.collect.collector import CollectionReport, Collector, MarkedGarbage, collect
+from wal3_core.log.collect.collector import CollectionReport, Collector, PrunedGarbage, collect
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
 from wal3_core.store.documents.cursor_store import CursorStore
 from wal3_core.store.object_store import ObjectStore
@@ -112,6 +112,7 @@ def test_orphans_beyond_the_limit_of_one_collection_are_deleted_by_the_next_ones
     check_exact(memory_store, FIRST_OFFSET)
 
 
+@pytest.mark.slow
 def test_more_orphans_than_a_document_can_name_do_not_stop_later_collections(
     memory_store: MemoryStore,
 ) -> None:
@@ -121,7 +122,7 @@ def test_more_orphans_than_a_document_can_name_do_not_stop_later_collections(
     orphans = [fragment_path(FragmentSeqNo(number), "f" * 16) for number in range(1, POINTERS_MAX + 2)]
 
     with suppress(LogError):
-        Collector(memory_store, "a", options=NOW).mark_orphans(orphans, "too many at once")
+        Collector(memory_store, "a", options=NOW).prune_orphans(orphans, "too many at once")
     collect(memory_store, "a", options=NOW)
 
     check_exact(memory_store, 51)
@@ -150,7 +151,7 @@ def test_log_that_is_appended_to_continuously_is_pruned_nevertheless(memory_stor
         outcome = collector.prune(collector.announce(plan))
 
     assert len(appended) > 2
-    assert isinstance(outcome, MarkedGarbage)
+    assert isinstance(outcome, PrunedGarbage)
     assert World(memory_store).manifest().first.position.offset == 150
 
 

@@ -25,7 +25,7 @@ from tests.world import (
 )
 from wal3_core import LogWriter, MemoryStore, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
@@ -62,9 +62,9 @@ def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
     return Deleter(store, LOG, options=options).orphans()
 
 
-def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
-    marked = Collector(store, LOG, options=LATER).mark_orphans(paths, "a test")
-    assert isinstance(marked, MarkedGarbage)
+def prune_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
+    marked = Collector(store, LOG, options=LATER).prune_orphans(paths, "a test")
+    assert isinstance(marked, PrunedGarbage)
     return marked.path
 
 
@@ -106,7 +106,7 @@ def test_number_of_orphans_is_limited_and_the_oldest_come_first(store: ObjectSto
     few = replace(LATER, orphans_max=2)
 
     first = orphans(clock, few)
-    World(clock).delete(mark_orphans(clock, first))
+    World(clock).delete(prune_orphans(clock, first))
 
     assert first == left[:2]
     assert orphans(clock, few) == left[2:]
@@ -144,7 +144,7 @@ def test_object_named_by_a_pin_or_an_unfinished_collection_is_no_orphan(store: O
     assert aware == left
     # The pin holds the first twenty of the pruned records.
     assert len(unaware) == 8 + 1
-    mark_orphans(clock, left)
+    prune_orphans(clock, left)
     assert deleter.orphans(deleter.pending()) == []
 
 
@@ -186,7 +186,7 @@ def test_marking_orphans_raises_the_fence_and_deletes_nothing_yet(store: ObjectS
     clock.pass_s(2 * DAY_S)
     manifest = world.manifest()
 
-    path = mark_orphans(clock, left)
+    path = prune_orphans(clock, left)
 
     [written] = Deleter(clock, LOG).pending()
     after = world.manifest()
@@ -204,12 +204,12 @@ def test_marking_orphans_raises_the_fence_and_deletes_nothing_yet(store: ObjectS
 def test_marking_orphans_twice_raises_the_fence_once(store: ObjectStore) -> None:
     clock = clocked(store)
     world = World(clock)
-    path = mark_orphans(clock, abandon(clock))
+    path = prune_orphans(clock, abandon(clock))
     fence = world.manifest().fence
 
     again = Collector(clock, LOG, options=LATER).prune(path)
 
-    assert isinstance(again, MarkedGarbage)
+    assert isinstance(again, PrunedGarbage)
     assert world.manifest().fence == fence
 
 
@@ -217,7 +217,7 @@ def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: Objec
     clock = clocked(store)
     world = World(clock)
     left = abandon(clock)
-    requests = count_requests(clock, lambda: mark_orphans(clock, left))
+    requests = count_requests(clock, lambda: prune_orphans(clock, left))
     fence = world.manifest().fence
     assert requests >= 5
 
@@ -225,7 +225,7 @@ def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: Objec
     for number in range(3, requests + 1):
         Later(clock, number, crash)
         with pytest.raises(Crashed):
-            mark_orphans(clock, left)
+            prune_orphans(clock, left)
         clock.before = lambda _kind, _path: None
         Collector(clock, LOG, options=LATER).resume_all()
         assert all(garbage.pruned for garbage in Deleter(clock, LOG).pending())
@@ -243,7 +243,7 @@ def test_two_who_mark_the_same_orphans_delete_them_once_and_leave_nothing(store:
     world = World(clock)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
-    first, second = mark_orphans(clock, left), mark_orphans(clock, left)
+    first, second = prune_orphans(clock, left), prune_orphans(clock, left)
     clock.pass_s(DAY_S)
 
     assert world.delete(first, LATER).finished
@@ -266,7 +266,7 @@ def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_fo
     with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
         clock.before = lambda kind, path: find() if kind == "replace" and "MANIFEST" in path else None
         writer.append(b"in time")
-    path = mark_orphans(clock, found)
+    path = prune_orphans(clock, found)
     clock.pass_s(DAY_S)
     done = world.delete(path, LATER)
 
@@ -315,6 +315,7 @@ def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore,
     assert before <= world.stored()
 
 
+@pytest.mark.slow
 def test_writer_that_slept_before_each_of_many_commits_commits_them_all(store: ObjectStore) -> None:
     clock = clocked(store)
 
@@ -379,8 +380,8 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     depth = max(pointer.depth for pointer in world.manifest().snapshots)
     clock.pass_s(2 * DAY_S)
 
-    marked = mark_orphans(clock, sorted(written))
-    assert isinstance(collector.prune(path), MarkedGarbage)
+    marked = prune_orphans(clock, sorted(written))
+    assert isinstance(collector.prune(path), PrunedGarbage)
     clock.pass_s(DAY_S)
     world.delete(marked, LATER)
 

@@ -20,12 +20,12 @@ from tests.world import (
 from wal3_core import MemoryStore, PinStore
 from wal3_core.format.garbage import Garbage
 from wal3_core.format.manifest import Manifest
-from wal3_core.format.paths import CLOCK, deleted_path, fragment_path, garbage_path, mark_path, pass_path
+from wal3_core.format.paths import CLOCK, deleted_path, fragment_path, garbage_path, hint_path, pass_path
 from wal3_core.format.pin import Pin
 from wal3_core.format.position import FragmentSeqNo
 from wal3_core.format.setsum import EMPTY
 from wal3_core.format.snapshot import SnapshotPointer
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.documents.pass_store import note_deleted
 from wal3_core.store.object_store import Done, ObjectMeta, ObjectStore
@@ -54,6 +54,7 @@ def left_in(store: ObjectStore) -> set[str]:
     return {meta.path for meta in life_store(store, LOG).list_objects("gc/")} - {CLOCK}
 
 
+@pytest.mark.slow
 def test_collection_costs_the_same_however_many_documents_wait(store: ObjectStore) -> None:
     world = World(store)
     pile_up(store, 1)
@@ -83,7 +84,7 @@ def test_a_list_of_what_waits_shows_no_empty_object(memory_store: MemoryStore) -
 
     metas = list(objects.list_objects(""))
 
-    assert {mark_path(path) for path in World(memory_store).documents()} | {deleted_path(token)} <= {
+    assert {hint_path(path) for path in World(memory_store).documents()} | {deleted_path(token)} <= {
         m.path for m in metas
     }
     assert [meta.path for meta in metas if not meta.size] == []
@@ -94,8 +95,8 @@ def test_empty_marks_of_earlier_versions_count(store: ObjectStore) -> None:
     world = World(clock)
     world.plant(cursor=12)
     path = world.prune(LATER)
-    life_store(clock, LOG).delete(mark_path(path))
-    assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
+    life_store(clock, LOG).delete(hint_path(path))
+    assert isinstance(life_store(clock, LOG).create(hint_path(path), b""), Done)
     asked = CountingStore(clock)
 
     assert [each.wait_s for each in World(asked).collect(PROMPT).deleted] == [DAY_S]
@@ -133,12 +134,12 @@ def test_document_without_its_mark_is_read_and_gets_one(store: ObjectStore) -> N
     clock_world = World(clock)
     clock_world.plant(cursor=12)
     path = clock_world.prune(LATER)
-    life_store(clock, LOG).delete(mark_path(path))
+    life_store(clock, LOG).delete(hint_path(path))
 
     done = clock_world.collect(PROMPT)
 
     assert [(deleted.path, deleted.wait_s) for deleted in done.deleted] == [(path, DAY_S)]
-    assert left_in(store) == {path, mark_path(path)}
+    assert left_in(store) == {path, hint_path(path)}
     clock.pass_s(DAY_S)
     clock_world.collect(LATER)
     assert left_in(store) == set()
@@ -151,7 +152,7 @@ def test_mark_left_behind_by_its_document_is_removed(store: ObjectStore) -> None
     world.plant(cursor=12)
     path = world.prune()
     Deleter(store, LOG, options=NOW).delete(path)
-    assert isinstance(life_store(store, LOG).create(mark_path(path), b""), Done)
+    assert isinstance(life_store(store, LOG).create(hint_path(path), b""), Done)
 
     world.collect()
 
@@ -164,7 +165,7 @@ def test_mark_beside_an_unmarked_document_is_read_once_and_deletes_nothing(store
     clock_world = World(clock)
     clock_world.plant(cursor=12)
     path = clock_world.announce(LATER)
-    assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
+    assert isinstance(life_store(clock, LOG).create(hint_path(path), b""), Done)
     clock.pass_s(2 * DAY_S)
     before = clock_world.stored()
 
@@ -189,7 +190,7 @@ def test_document_marked_after_the_listing_waits_from_then(store: ObjectStore) -
     path = clock_world.prune(LATER)
     [garbage] = Deleter(clock, LOG).pending()
     life_store(clock, LOG).delete(path)
-    life_store(clock, LOG).delete(mark_path(path))
+    life_store(clock, LOG).delete(hint_path(path))
     clock.changed_us.clear()
     assert isinstance(life_store(clock, LOG).create(path, replace(garbage, pruned=False).to_bytes()), Done)
     clock.pass_s(3 * DAY_S)
@@ -311,7 +312,7 @@ def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
     monkeypatch.setattr(Garbage, "from_bytes", counting)
     before = counted.requests["get"]
 
-    assert isinstance(Collector(counted, LOG, options=NOW).prune(path), MarkedGarbage)
+    assert isinstance(Collector(counted, LOG, options=NOW).prune(path), PrunedGarbage)
 
     # Each try reads the document and the manifest.
     assert counted.requests["get"] - before >= 6

@@ -106,6 +106,7 @@ def test_key_roll_ups_are_left_for_a_log_that_keeps_all(memory_store: MemoryStor
     assert all(is_arranged(memory_store, each) for each in LogReader.open(memory_store, LOG).scan())
 
 
+@pytest.mark.slow
 def test_record_is_rewritten_once_in_a_large_fragment_and_some_times_in_a_small(
     memory_store: MemoryStore,
 ) -> None:

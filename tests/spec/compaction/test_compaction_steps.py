@@ -43,7 +43,7 @@ def grown(store: ObjectStore) -> None:
 def compact_unmarked(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a pass, and end before what it replaced is marked."""
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Collector, "mark_orphans", killed)
+        patch.setattr(Collector, "prune_orphans", killed)
         compactor(store).compact()
 
 
@@ -94,7 +94,7 @@ def test_repeated_install_marks_what_a_killed_one_left(store: ObjectStore, monke
     grown(store)
     token = merged(store)
     with monkeypatch.context() as patch:
-        patch.setattr(Collector, "mark_orphans", killed)
+        patch.setattr(Collector, "prune_orphans", killed)
         with pytest.raises(KeyboardInterrupt):
             compactor(store).install(token)
     assert held(store) == NEWEST
@@ -118,7 +118,7 @@ def other_policy(store: ObjectStore) -> None:
 
 
 def orphans_marked(store: ObjectStore) -> None:
-    Collector(store, LOG, options=NOW).mark_orphans([], "a test")
+    Collector(store, LOG, options=NOW).prune_orphans([], "a test")
 
 
 def another_pass(store: ObjectStore) -> None:
@@ -427,6 +427,7 @@ def test_sealed_log_is_compacted(store: ObjectStore) -> None:
     assert held(store) == NEWEST
 
 
+@pytest.mark.slow
 def test_outline_is_what_the_fragments_add_up_to(memory_store: MemoryStore) -> None:
     keyed_log(memory_store)
     for turn in range(12):

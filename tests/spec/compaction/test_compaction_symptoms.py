@@ -57,6 +57,7 @@ def test_pass_is_planned_again_when_another_replaced_what_it_reads() -> None:
         assert held(store) == [(11, b"0", b"10"), (12, b"1", b"11")]
 
 
+@pytest.mark.slow
 def test_plan_too_is_made_again() -> None:
     template = grown()
     requests = count_requests(counted := FaultyStore(_again(template, 0)), lambda: compactor(counted).plan())
@@ -90,6 +91,7 @@ def test_plan_does_not_count_tombstones_that_stay_because_nothing_is_behind_them
     assert (planned.num_expired, planned.num_superseded) == (done.num_expired, done.num_superseded) == (0, 0)
 
 
+@pytest.mark.slow
 def test_pass_over_a_log_that_was_replaced_leaves_nothing_in_the_one_that_follows() -> None:
     store = grown()
     faulty = FaultyStore(store)
@@ -107,6 +109,7 @@ def test_pass_over_a_log_that_was_replaced_leaves_nothing_in_the_one_that_follow
     assert World(store).documents() == []
 
 
+@pytest.mark.slow
 def test_records_that_compress_well_can_be_read_after_a_pass() -> None:
     """The stored bytes of a group say little about what its records expand to."""
     store = MemoryStore(shared_runtime())
@@ -128,6 +131,7 @@ def test_records_that_compress_well_can_be_read_after_a_pass() -> None:
     assert limited.compact(force=True).num_superseded == 1
 
 
+@pytest.mark.slow
 def test_log_of_more_fragments_than_a_pass_can_record_is_compacted_by_several(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ClockStore(MemoryStore(shared_runtime()))
     keyed_log(store, compacted_fragment_bytes=4096, delete_retention_s=DAY_S, min_dirty_percent=0)
@@ -155,6 +159,7 @@ def test_log_of_more_fragments_than_a_pass_can_record_is_compacted_by_several(mo
     assert len(held(store)) == 46
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrange", [False, True])
 def test_fragments_that_keep_nothing_are_more_than_a_pass_can_record(
     monkeypatch: pytest.MonkeyPatch, *, arrange: bool

@@ -166,6 +166,7 @@ def test_longer_and_missing_files_are_damage(memory_store: ObjectStore) -> None:
         read(memory_store, pointer)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_refused_or_changes_nothing_that_is_read(memory_store: ObjectStore) -> None:
     [pointer] = write(memory_store, [MIXED])
     data = life_store(memory_store, LOG).read(pointer.path) or b""

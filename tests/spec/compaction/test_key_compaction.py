@@ -106,6 +106,7 @@ def test_cursor_keeps_every_record_from_its_position_on(store: ObjectStore) -> N
     assert [offset for offset, _, _ in held(store)] == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_passes_go_on_while_a_log_is_appended_to_and_keep_each_key_s_newest_value(store: ObjectStore) -> None:
     keyed_log(store)
     latest: dict[bytes, bytes] = {}

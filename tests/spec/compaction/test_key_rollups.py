@@ -221,6 +221,7 @@ def test_key_rollup_is_deleted_before_its_snapshot(memory_store: ObjectStore) ->
         assert key_rollup_path(path) in deleted[: deleted.index(path)]
 
 
+@pytest.mark.slow
 def test_deletion_cut_short_anywhere_leaves_no_key_rollup_without_a_snapshot(memory_store: ObjectStore) -> None:
     cut, number = True, 0
     while cut:
@@ -329,7 +330,7 @@ def test_key_rollup_of_an_orphan_that_waits_for_its_deletion_is_not_named_again(
     gone = world.leaves()[0]
     rollup = built(memory_store, gone)
     world.collect()
-    Collector(memory_store, LOG, options=NOW).mark_orphans([gone.path], "r")
+    Collector(memory_store, LOG, options=NOW).prune_orphans([gone.path], "r")
     stores_of(memory_store).key_rollups.write(gone, rollup)
     deleter = Deleter(memory_store, LOG, options=NOW)
 

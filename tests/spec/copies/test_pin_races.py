@@ -16,7 +16,7 @@ from wal3_core import (
     UnavailableError,
     pinned_records,
 )
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.store.object_store import ObjectStore
 
@@ -116,7 +116,7 @@ def test_announced_collection_delays_no_pin_and_takes_nothing_from_it(store: Obj
         race()
     pin = PinStore(racing(store, when, race) if when != "before" else store, "a").create("audit", reason="a test")
     collector = Collector(store, "a", options=NOW)
-    assert isinstance(collector.prune(announced[0]), MarkedGarbage)
+    assert isinstance(collector.prune(announced[0]), PrunedGarbage)
     Deleter(store, "a", options=NOW).delete(announced[0])
 
     assert World(store).manifest().first.position.offset == 6

@@ -28,6 +28,7 @@ def prune_twice(world: World) -> None:
     world.prune()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [nothing, World.announce])
 @pytest.mark.parametrize("meanwhile", [nothing, World.announce, World.prune, prune_twice])
 def test_log_whose_manifest_was_restored_goes_on_without_its_garbage_documents(

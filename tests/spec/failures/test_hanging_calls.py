@@ -81,6 +81,7 @@ def test_fleet_s_append_and_close_end_though_a_call_of_the_store_never_returns()
     simulation.run(simulation.spawn(process, "main", use))
 
 
+@pytest.mark.slow
 def test_process_ends_though_a_call_of_the_store_never_returns(local_url: str) -> None:
     program = """
     import logging, sys, threading

@@ -41,7 +41,7 @@ from wal3_core.format.cursor import Cursor
 from wal3_core.format.paths import MANIFEST
 from wal3_core.format.policy import Policy
 from wal3_core.format.snapshot import SnapshotPointer
-from wal3_core.log.collect.collector import Collector, MarkedGarbage
+from wal3_core.log.collect.collector import Collector, PrunedGarbage
 from wal3_core.store.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)
@@ -80,7 +80,7 @@ def test_collection_announced_under_another_policy_is_withdrawn(memory_store: Me
     policies.change(lambda _: changed)
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, MarkedGarbage)
+    assert not isinstance(outcome, PrunedGarbage)
     assert world.manifest().announced is None
     assert len(world.offsets()) == 20
 
@@ -93,7 +93,7 @@ def test_collection_is_withdrawn_when_the_last_cursor_is_gone(memory_store: Memo
     CursorStore(memory_store, LOG).delete("reader")
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, MarkedGarbage)
+    assert not isinstance(outcome, PrunedGarbage)
     assert world.offsets()[0] == 1
 
 

@@ -136,13 +136,13 @@ def test_append_that_keeps_losing_its_place_ends_once_its_time_is_over(faulty: F
     """Regression: its time was not checked, and each round left an orphan."""
     uploads: list[str] = []
 
-    def mark_orphans(kind: str, path: str) -> None:
+    def prune_orphans(kind: str, path: str) -> None:
         if kind == "head":
             uploads.append(path)
             time.sleep(0.05)
             faulty.inner.delete(path)
 
-    faulty.before = mark_orphans
+    faulty.before = prune_orphans
     options = WriterOptions(delivery_timeout_s=0.2, rebases_max=1_000_000, commit_pause_s_max=0.01)
     with LogWriter.open(faulty, "a", options=options) as writer:
         waited_s = took_s(lambda: writer.submit(b"x").result(30), NotDurableError)

@@ -285,6 +285,7 @@ DONE: dict[Operation, Callable[[MemoryStore, Thing], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thing", Thing)
 @pytest.mark.parametrize("operation", Operation)
 def test_operation_does_with_what_a_log_owns_what_the_table_says(operation: Operation, thing: Thing) -> None:
@@ -312,6 +313,7 @@ def test_every_thing_has_a_cell_for_every_operation_and_no_owner_is_left_out() -
     assert all(getattr(POLICY, name) != getattr(Policy(), name) for name in POLICY_FIELDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_FIELDS)
 @pytest.mark.parametrize(
     "operation", [each for each in Operation if TABLE[each][Thing.POLICY].fate in {Fate.KEPT, Fate.WITHOUT}]

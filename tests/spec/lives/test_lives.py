@@ -99,7 +99,7 @@ def test_two_restores_of_one_backup_have_no_version_in_common(store: ObjectStore
         destroy(store, "a")
         copy(LogAt(backup, "a"), LogAt(store, "a"))
         versions.append(store.get(f"a/{MANIFEST}"))
-        Collector(store, "a").mark_orphans([], "a test")
+        Collector(store, "a").prune_orphans([], "a test")
         versions.append(store.get(f"a/{MANIFEST}"))
 
     assert len({version.etag for version in versions if version is not None and hasattr(version, "etag")}) == 4

@@ -336,6 +336,7 @@ def at_call(store: MemoryStore, step: int, act: Callable[[], object]) -> tuple[F
     return faulty, done
 
 
+@pytest.mark.slow
 def test_cursors_that_come_and_go_in_a_migration_come_and_go_in_the_successor(
     memory_store: MemoryStore,
 ) -> None:
@@ -357,6 +358,7 @@ def test_cursors_that_come_and_go_in_a_migration_come_and_go_in_the_successor(
         assert CursorStore(memory_store, successor).offsets() == {"new": 4}
 
 
+@pytest.mark.slow
 def test_consumer_s_first_start_in_a_migration_that_dies_keeps_its_records(
     memory_store: MemoryStore,
 ) -> None:

@@ -264,6 +264,7 @@ def test_open_writer_has_imported_all_that_its_appends_need(store_url: str) -> N
     assert ended_by(WRITING + textwrap.dedent(program), store_url) == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "warns"), [("pass", True), ("writer.close()", False), ("writer.flush()", False)])
 def test_process_that_ends_without_outcomes_says_so(local_url: str, end: str, *, warns: bool) -> None:
     program = """

@@ -58,6 +58,7 @@ def test_staged_append_is_made_although_a_roll_is_due_that_cannot_be(memory_stor
     assert bodies(memory_store, 19) == [b"staged"] * 20
 
 
+@pytest.mark.slow
 def test_copy_is_updated_although_a_roll_is_due_that_cannot_be(memory_store: MemoryStore) -> None:
     """Regression: one damaged snapshot of the copy stopped its updates until a repair."""
     append(memory_store, 400)

@@ -225,14 +225,14 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
     before = stored_snapshots(store)
     marked: set[str] = set()
 
-    def mark_orphans() -> None:
+    def prune_orphans() -> None:
         marked.update(stored_snapshots(store) - before)
         move_fence(store)
         # From here on an object marked for deletion can be deleted at any time.
         for path in marked:
             life_store(store, "a").delete(path)
 
-    done = compactor(once_before_the_manifest_changes(store, mark_orphans)).compact()
+    done = compactor(once_before_the_manifest_changes(store, prune_orphans)).compact()
 
     assert marked
     assert done.num_overtaken == 1
@@ -340,7 +340,7 @@ def test_replaced_snapshots_are_collected_as_orphans_and_nothing_else_is(store: 
 
     needed = set(snapshots(store))
     orphans = deleter.orphans()
-    marked = collector.mark_orphans(orphans, "replaced by a compaction")
+    marked = collector.prune_orphans(orphans, "replaced by a compaction")
     deleter.delete(marked.path)
 
     assert set(orphans) == before - needed != set()

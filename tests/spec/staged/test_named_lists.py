@@ -175,6 +175,7 @@ def test_appends_that_never_came_leave_their_places_to_others(log: MemoryStore) 
     assert World(log).bodies() == [b"monday"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("series", [0, NAMED_APPENDS_MAX])
 def test_update_of_a_copy_takes_all_names_of_its_source_beside_a_dead_update_s(log: MemoryStore, series: int) -> None:
     """Regression: what the copy's cursor named before took the places of the source's newest."""

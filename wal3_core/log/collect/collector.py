@@ -274,12 +274,12 @@ def _first_after(manifest: Manifest, timestamp_us: int, load: Callable[[Snapshot
     return manifest.next.position.offset if young is None else young.start.offset
 
 
-# ---------------------------------------------------------------------- announce, prune, mark
+# ---------------------------------------------------------------------- announce, prune
 
 
 @dataclass(frozen=True, slots=True)
-class MarkedGarbage:
-    """Marked for deletion: nothing refers to what the garbage document at ``path`` names, and nothing will."""
+class PrunedGarbage:
+    """Pruned: nothing refers to what the garbage document at ``path`` names, and nothing will."""
 
     path: str
     garbage: Garbage
@@ -293,7 +293,7 @@ class NotPruned:
 
 
 class Collector(Planner):
-    """Collects one log's garbage up to the mark for deletion; ``Deleter`` deletes an interval later.
+    """Collects one log's garbage up to its prune; ``Deleter`` deletes an interval later.
 
     Every step may be repeated, resumed, and run by two at once.
     """
@@ -344,10 +344,10 @@ class Collector(Planner):
     # ------------------------------------------------------------------ prune
 
     @checked(path=given_garbage_path)
-    def prune(self, path: str) -> MarkedGarbage | NotPruned:
-        """Advance ``first`` to the announced cutoff, unless records below it are kept now; then mark the document.
+    def prune(self, path: str) -> PrunedGarbage | NotPruned:
+        """Advance ``first`` to the announced cutoff, unless records below it are kept now; note it in the document.
 
-        A document of orphans is marked once the fence has moved.
+        Orphans are pruned once the fence has moved.
         """
         checked_for: Announcement | None = None
         seen: LoadedDocument[Garbage] | None = None
@@ -382,7 +382,7 @@ class Collector(Planner):
 
     def _finish(
         self, path: str, seen: LoadedDocument[Garbage] | None, base: Installed
-    ) -> MarkedGarbage | NotPruned | None:
+    ) -> PrunedGarbage | NotPruned | None:
         """Do what is left to do where nothing is left to prune; None when the document is announced."""
         manifest = base.manifest
         if seen is None:
@@ -390,9 +390,9 @@ class Collector(Planner):
             return NotPruned(f"{path} is gone")
         first = seen.document.first
         if first is None:
-            return self._mark_orphans(path, base, seen)
+            return self._prune_orphans(path, base, seen)
         if manifest.first.seq_no >= first.seq_no:
-            return self._mark(path, seen)
+            return self._set_pruned(path, seen)
         if _announces(manifest, path):
             return None
         return NotPruned("another collection was announced, or this one withdrawn")
@@ -425,9 +425,9 @@ class Collector(Planner):
         begins = after.first.position.offset
         COLLECT.info(text, self._stores.url, records, num_bytes, begins, announcement.garbage)
 
-    # ------------------------------------------------------------------ mark
+    # ------------------------------------------------------------------ set pruned
 
-    def _mark(self, path: str, seen: LoadedDocument[Garbage]) -> MarkedGarbage:
+    def _set_pruned(self, path: str, seen: LoadedDocument[Garbage]) -> PrunedGarbage:
         """Record in the document that nothing refers to what it names: its age counts from now."""
         garbage = seen.document
         if not garbage.pruned:
@@ -436,34 +436,34 @@ class Collector(Planner):
             saved = self._documents.save(path, garbage, seen) or self._documents.load(path)
             saved = saved or self._documents.save(path, garbage, None)
             if saved is None or not saved.document.pruned:
-                # Changed once more by a collector that has not seen the prune: the next one that reads it marks it.
-                return MarkedGarbage(path, garbage)
+                # Changed once more by a collector that has not seen the prune: the next one that reads it notes it.
+                return PrunedGarbage(path, garbage)
             garbage = saved.document
-        # After the document: a document with a mark is taken for pruned without being read.
-        self._documents.mark(path)
-        return MarkedGarbage(path, garbage)
+        # After the document: a document with a hint is taken for pruned without being read.
+        self._documents.hint(path)
+        return PrunedGarbage(path, garbage)
 
-    def _mark_orphans(self, path: str, base: Installed, seen: LoadedDocument[Garbage]) -> MarkedGarbage:
-        """Move the fence, so that no upload begun before is linked any more, then mark what is still an orphan."""
+    def _prune_orphans(self, path: str, base: Installed, seen: LoadedDocument[Garbage]) -> PrunedGarbage:
+        """Move the fence, so that no upload begun before is linked any more, then prune what is still an orphan."""
         fence = base.manifest.fence
         if seen.document.pruned:
-            return self._mark(path, seen)
+            return self._set_pruned(path, seen)
         self._change(base, lambda manifest: manifest.move_fence() if manifest.fence == fence else None)
         # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
         # it stays an interval for readers.
         references = references_of(self._stores, self._stores.manifests.load().manifest)
         left = tuple(orphan for orphan in seen.document.orphans if not any_retains(references, orphan))
         COLLECT.info("log %s: %d orphans will be deleted; %s names them", self._stores.url, len(left), path)
-        return self._mark(path, LoadedDocument(replace(seen.document, orphans=left), seen.etag))
+        return self._set_pruned(path, LoadedDocument(replace(seen.document, orphans=left), seen.etag))
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:
         self._stores.manifests.change(base, change, rebases_max=self._options.rebases_max)
 
     @checked(orphans=several, reason=text, token=optional(given_token))
-    def mark_orphans(
+    def prune_orphans(
         self, orphans: Sequence[str], reason: str, *, token: str | None = None
-    ) -> MarkedGarbage | NotPruned:
-        """Mark orphans for deletion, after making sure that nothing refers to them and nothing will.
+    ) -> PrunedGarbage | NotPruned:
+        """Have orphans deleted an interval later, after making sure that nothing refers to them and nothing will.
 
         ``token`` is that of the key compaction that replaced them, if one did.
         """
@@ -474,43 +474,43 @@ class Collector(Planner):
 
     # ------------------------------------------------------------------ resume
 
-    def resume_all(self) -> list[MarkedGarbage]:
-        """Finish what other runs began, as ``resume_unmarked`` does; load every document that is marked."""
-        loaded = ((meta.path, self._documents.load(meta.path)) for meta in self.resume_unmarked())
-        return [MarkedGarbage(path, seen.document) for path, seen in loaded if seen is not None]
+    def resume_all(self) -> list[PrunedGarbage]:
+        """Finish what other runs began, as ``resume_unpruned`` does; load every document that is pruned."""
+        loaded = ((meta.path, self._documents.load(meta.path)) for meta in self.resume_unpruned())
+        return [PrunedGarbage(path, seen.document) for path, seen in loaded if seen is not None]
 
-    def resume_unmarked(self) -> list[ObjectMeta]:
+    def resume_unpruned(self) -> list[ObjectMeta]:
         """Finish what other runs began: prune what is announced, delete the documents that never were.
 
-        Returns the documents that are marked. Those marked before are not read: the cost is one listing. If the store
+        Returns the documents that are pruned. Those with a hint are not read: the cost is one listing. If the store
         denies what is to be finished, only these are returned: their deletion makes the space that it may need.
         """
         base, listed = self._stores.manifests.load(), self._documents.survey()
         for path in listed.left:
             self._documents.delete(path)
-        marked = [meta for meta in listed.documents if meta.path in listed.marked]
+        pruned = [meta for meta in listed.documents if meta.path in listed.hinted]
         try:
             self._withdraw_lost(base)
             for meta in listed.documents:
-                # It may have been marked since it was listed: its age counts from then.
-                if meta.path not in listed.marked and self._resume(meta.path):
+                # It may have been pruned since it was listed: its age counts from then.
+                if meta.path not in listed.hinted and self._resume(meta.path):
                     changed = self._documents.describe(meta.path)
-                    marked += [] if changed is None else [changed]
+                    pruned += [] if changed is None else [changed]
         except StoreDeniedError as error:
-            if not marked:
+            if not pruned:
                 raise
             COLLECT.warning("log %s: an earlier collection is not finished yet: %s", self.log, error)
-        return marked
+        return pruned
 
     def _resume(self, path: str) -> bool:
-        """Finish one collection that has no mark; return whether it has one now."""
+        """Finish one collection that has no hint; return whether it is pruned now."""
         seen = self._documents.load(path)
         if seen is None:
             return False
         if seen.document.pruned:
-            self._documents.mark(path)
+            self._documents.hint(path)
             return True
-        if isinstance(self.prune(path), MarkedGarbage):
+        if isinstance(self.prune(path), PrunedGarbage):
             return True
         # Its snapshots, if it wrote any, are orphans.
         self._documents.delete(path)
@@ -523,7 +523,7 @@ def _announces(manifest: Manifest, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionReport:
-    """What a collection did: what it pruned, how many orphans it marked, and what was deleted or waits."""
+    """What a collection did: what it pruned, how many orphans, and what was deleted or waits."""
 
     plan: Plan
     num_orphans: int
@@ -555,20 +555,20 @@ def collect(
     collector = Collector(store, log, options=options, runtime=runtime)
     deleter = Deleter(store, log, options=options, runtime=runtime)
     # The oldest first, both to delete what is due and to look up old objects.
-    documents = sorted(collector.resume_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
+    documents = sorted(collector.resume_unpruned(), key=lambda meta: (meta.last_modified_us, meta.path))
     # Before anything is written: on a full disk, nothing else makes space.
     now_us = deleter.store_now_us() if options.interval_s and (documents or options.orphans_max) else None
     due = deleter.look(documents, now_us or 0)
     deleted = {each.path: each for each in deleter.delete_due(due, progress=progress)}
     waiting = (meta for meta in documents if not deleted[meta.path].finished)
     found = deleter.orphans(deleter.load(waiting), now_us=now_us)
-    marked = []
+    pruned = []
     if found:
-        orphans = collector.mark_orphans(found, f"{len(found)} objects that nothing refers to")
-        marked += [orphans.path] if isinstance(orphans, MarkedGarbage) else []
+        orphans = collector.prune_orphans(found, f"{len(found)} objects that nothing refers to")
+        pruned += [orphans.path] if isinstance(orphans, PrunedGarbage) else []
     plan, path = _prune(collector, limit_offset, options.rounds_max)
-    marked += [] if path is None else [path]
-    for path in marked:
+    pruned += [] if path is None else [path]
+    for path in pruned:
         # An interval of 0 is over at once.
         wait_s = options.interval_s
         deleted[path] = DeletionReport(path=path, wait_s=wait_s) if wait_s else deleter.delete(path, progress=progress)
@@ -588,7 +588,7 @@ def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> t
         except OutdatedPlanError as error:
             outcome = NotPruned(str(error))
         match outcome:
-            case MarkedGarbage(path):
+            case PrunedGarbage(path):
                 return plan, path
             case NotPruned(cause):
                 COLLECT.info("log %s: not pruned, to be planned again: %s", collector.log, cause)

@@ -1,6 +1,6 @@
 """Deletes what collections left behind, after looking up one by one what is still referred to.
 
-Nothing is deleted until one interval after it was marked, by the store's clock, and nothing that the newest
+Nothing is deleted until one interval after it was pruned, by the store's clock, and nothing that the newest
 manifest or a pin refers to. Orphans are objects that nothing refers to: uploads of writers that died, what interrupted
 maintenance left. Keeps INV-15 and INV-16. Source: docs/protocol.md, "Collection".
 """
@@ -429,7 +429,7 @@ class Deleter(GarbageWork):
     ) -> list[DeletionReport]:
         """Delete what due documents name; manifest, cursors and pins are read once for all of them.
 
-        All were marked before that read: what they name is in no later manifest, and so in no later pin.
+        All were pruned before that read: what they name is in no later manifest, and so in no later pin.
         """
         references: list[Retainer] | None = None
         done = []
@@ -484,9 +484,9 @@ class Deleter(GarbageWork):
         if seen is None:
             return DeletionReport(path=path)
         if not seen.document.pruned:
-            # A mark it may have is that of an earlier document of its name, and arrived late: without it, the next
+            # A hint it may have is that of an earlier document of its name, and arrived late: without it, the next
             # collection reads this document and finishes it.
-            self._documents.unmark(path)
+            self._documents.unhint(path)
             log = self._stores.url
             message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
             return DeletionReport(path=path, problems=(message,))
@@ -621,7 +621,7 @@ class Deleter(GarbageWork):
         They are older than the interval at ``now_us``, the store's time, which is asked for if it is None.
         """
         stores = self._stores
-        # One search goes by one policy; what it found is looked up by the policy of then before it is marked.
+        # One search goes by one policy; what it found is looked up by the policy of then before it is pruned.
         retention_s = receipt_retention_s(stores)
         leaving, known = PendingGarbage(pending, stores.snapshots.load), read_references(stores, retention_s)
         now_us = stores.store_now_us() if now_us is None else now_us

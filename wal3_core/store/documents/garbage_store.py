@@ -1,8 +1,8 @@
-"""Garbage documents on storage, and their marks.
+"""Garbage documents on storage, and their hints.
 
-Beside a document that is marked as pruned lies its mark, an object of one byte: with it, a listing is enough
-to know when the document is due, without reading it. A mark is a hint: without one the document is read,
-and only objects that the document itself lists are deleted. Source: docs/protocol.md, "Collection".
+Beside a pruned document lies its hint, an object of one byte: with it, a listing is enough to know when the document
+is due, without reading it. Without one the document is read, and only objects that it lists itself are deleted.
+Source: docs/protocol.md, "Collection".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wal3_core.format.garbage import Garbage
-from wal3_core.format.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, mark_path, marked_path
+from wal3_core.format.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, hint_path, hinted_path
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime
 from wal3_core.store.documents.document_store import DocumentStore
@@ -22,10 +22,10 @@ from wal3_core.store.object_store import PRESENT, ObjectMeta
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One listing: the documents in order of their paths, those with a mark, and marks whose document is gone."""
+    """One listing: the documents in order of their paths, those with a hint, and hints whose document is gone."""
 
     documents: tuple[ObjectMeta, ...]
-    marked: frozenset[str]
+    hinted: frozenset[str]
     left: tuple[str, ...]
 
 
@@ -39,43 +39,43 @@ class GarbageStore(DocumentStore[Garbage]):
 
     def list(self) -> Iterator[ObjectMeta]:
         """List the documents in order of their paths; CorruptError for a foreign file."""
-        return (meta for meta in self._listed() if marked_path(meta.path) is None)
+        return (meta for meta in self._listed() if hinted_path(meta.path) is None)
 
     def survey(self) -> Listed:
-        """List documents and marks; CorruptError for a foreign file."""
-        documents, marked = [], set()
+        """List documents and hints; CorruptError for a foreign file."""
+        documents, hinted = [], set()
         for meta in self._listed():
-            path = marked_path(meta.path)
+            path = hinted_path(meta.path)
             if path is None:
                 documents.append(meta)
             else:
-                marked.add(path)
-        gone = marked - {meta.path for meta in documents}
-        return Listed(tuple(documents), frozenset(marked - gone), tuple(map(mark_path, sorted(gone))))
+                hinted.add(path)
+        gone = hinted - {meta.path for meta in documents}
+        return Listed(tuple(documents), frozenset(hinted - gone), tuple(map(hint_path, sorted(gone))))
 
     def _listed(self) -> Iterator[ObjectMeta]:
         for meta in self._store.list_objects(GARBAGE_FOLDER):
             if meta.path == CLOCK:
                 continue
-            if marked_path(meta.path) is None:
+            if hinted_path(meta.path) is None:
                 check_garbage_path(meta.path)
             yield meta
 
-    def mark(self, path: str) -> None:
-        """Create the mark of a document that was marked as pruned; whether that succeeds changes no outcome."""
-        self._store.create(mark_path(path), PRESENT)
+    def hint(self, path: str) -> None:
+        """Create the hint of a pruned document; whether that succeeds changes no outcome."""
+        self._store.create(hint_path(path), PRESENT)
 
-    def unmark(self, path: str) -> None:
-        """Remove a document's mark, so that the document is read again."""
-        self.delete(mark_path(path))
+    def unhint(self, path: str) -> None:
+        """Remove a document's hint, so that the document is read again."""
+        self.delete(hint_path(path))
 
     def forget(self, path: str, *, all_deleted: bool) -> None:
-        """Remove a document that is done with, and then its mark; note the time if all that it names is deleted."""
+        """Remove a document that is done with, and then its hint; note the time if all that it names is deleted."""
         # Before the document goes: a failure here is repeated with it.
         if all_deleted:
             note_deleted(self._store, path)
         self.delete(path)
-        self.unmark(path)
+        self.unhint(path)
 
     def describe(self, path: str) -> ObjectMeta | None:
         """Return a document's size and when the store last changed it; None when it is gone."""

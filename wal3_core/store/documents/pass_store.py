@@ -77,7 +77,7 @@ class PassStore:
         since = takewhile(lambda each: each.number >= record.number, self.newest_first())
         return any(each.token == record.token for each in since)
 
-    def is_marked(self, token: str) -> bool:
+    def is_pruned(self, token: str) -> bool:
         """Return whether all that a pass replaced was marked for deletion, or is deleted."""
         return any(self._objects.head(path) is not None for path in (garbage_path(EMPTY, token), deleted_path(token)))
 

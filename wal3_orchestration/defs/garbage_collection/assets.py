@@ -24,7 +24,7 @@ from wal3_core.format import strict_json
 from wal3_core.format.garbage import Garbage
 from wal3_core.format.paths import DATA_FOLDERS
 from wal3_core.format.setsum import EMPTY
-from wal3_core.log.collect.collector import Collector, MarkedGarbage, NotPruned, Plan
+from wal3_core.log.collect.collector import Collector, NotPruned, Plan, PrunedGarbage
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
@@ -76,15 +76,15 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
 
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
     collector = Collector(store, log, options=options)
-    resumed = collector.resume_unmarked()
-    outcome: MarkedGarbage | NotPruned | None = None
+    resumed = collector.resume_unpruned()
+    outcome: PrunedGarbage | NotPruned | None = None
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
     if isinstance(outcome, NotPruned):
         # A cursor is below the cutoff by now; the next plan sees it.
-        resumed = collector.resume_unmarked()
+        resumed = collector.resume_unpruned()
     paths = [meta.path for meta in sorted(resumed, key=lambda meta: meta.last_modified_us)]
-    paths += [outcome.path] if isinstance(outcome, MarkedGarbage) else []
+    paths += [outcome.path] if isinstance(outcome, PrunedGarbage) else []
     return {
         **_pruned_numbers(outcome),
         "garbage_documents": len(set(paths)),
@@ -93,7 +93,7 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
     }
 
 
-def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> MarkedGarbage | NotPruned | None:
+def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> PrunedGarbage | NotPruned | None:
     """Announce and prune; None when the log was already pruned that far and the garbage deleted."""
     try:
         collector.verify(plan)
@@ -105,13 +105,13 @@ def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> MarkedGa
     return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
 
 
-def _pruned_numbers(outcome: MarkedGarbage | NotPruned | None) -> dict[str, Value]:
+def _pruned_numbers(outcome: PrunedGarbage | NotPruned | None) -> dict[str, Value]:
     match outcome:
         case None:
             return {"outcome": _NOTHING_TO_PRUNE, "records": 0, "bytes": 0, "fragments": 0}
         case NotPruned(cause):
             return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
-        case MarkedGarbage(path, garbage):
+        case PrunedGarbage(path, garbage):
             return {
                 "outcome": "pruned",
                 "garbage": path,
@@ -141,7 +141,7 @@ def delete_log(
     ``keep`` is asked right before something is deleted: with an outcome, nothing is.
     """
     try:
-        documents = Collector(store, log, options=options).resume_unmarked()
+        documents = Collector(store, log, options=options).resume_unpruned()
         deleter = Deleter(store, log, options=options)
         found = list(deleter.look(documents, deleter.store_now_us())) if documents else []
         waiting = tuple(each for each in found if isinstance(each, DeletionReport))
@@ -203,19 +203,19 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOr
     return LogOrphans(log=log, objects=tuple(objects))
 
 
-def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> LogResult:
+def prune_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> LogResult:
     """Mark a log's orphans for deletion: nothing refers to them from then on."""
     log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
     if orphans.refusal is not None:
         return LogResult(log=log, refusal=orphans.refusal)
     if paths:
         try:
-            marked = Collector(store, log, options=options).mark_orphans(
+            marked = Collector(store, log, options=options).prune_orphans(
                 paths, f"{len(paths)} objects nothing refers to"
             )
         except LogError as error:
             return LogResult(log=log, refusal=Refusal.of(error))
-        path = marked.path if isinstance(marked, MarkedGarbage) else ""
+        path = marked.path if isinstance(marked, PrunedGarbage) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
     return LogResult(
         log=log, notable=bool(paths), metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path}
@@ -366,7 +366,7 @@ def mark(step: Step, store: ObjectStore, recorder: Recorder) -> None:
         lambda log: orphans_of(store, log, options), partial(list_orphans, options=options), few=step.few
     )
     # Marked as they are found: a log may have thousands.
-    results = [mark_orphans(store, each, options) for each in found]
+    results = [prune_orphans(store, each, options) for each in found]
     checked = [
         few_orphans.result(each.log, _counts(step, each), step.limits) for each in results if each.refusal is None
     ]
