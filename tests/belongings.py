@@ -1,4 +1,4 @@
-"""What a log owns, and what each operation does with it: the table of docs/protocol.md, "What a log owns"."""
+"""What a log owns, and what each operation does with it: docs/protocol/copies.md, "What a log owns"."""
 
 from __future__ import annotations
 

@@ -174,19 +174,45 @@ def test_every_wait_for_a_process_in_tests_has_a_deadline() -> None:
             assert "timeout" in named or not (starts or waits), f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
 
 
+PROTOCOL = [ROOT / "docs" / "protocol.md", *sorted((ROOT / "docs" / "protocol").glob("*.md"))]
+INVARIANTS_MIN = 53
+
+
 def test_documents_name_every_invariant_and_each_has_a_test() -> None:
-    protocol = (ROOT / "docs" / "protocol.md").read_text()
-    numbered = {line.split("**")[1] for line in protocol.splitlines() if line.startswith("- **INV-")}
+    stated = [
+        (line, path) for path in PROTOCOL for line in path.read_text().splitlines() if line.startswith("- **INV-")
+    ]
     tests = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_tidy.py"}
 
-    assert len(numbered) >= 10
-    for invariant in numbered:
-        line = next(line for line in protocol.splitlines() if line.startswith(f"- **{invariant}**"))
+    numbers = sorted(int(line.split("**")[1].removeprefix("INV-")) for line, _ in stated)
+    assert len(numbers) >= INVARIANTS_MIN
+    assert numbers == list(range(1, len(numbers) + 1)), "each number stands once"
+    for line, path in stated:
+        invariant = line.split("**")[1]
         named = [
             name.strip("`")
             for name in line.split("Tests:")[1].replace(".", " ").replace(",", " ").split()
             if name.startswith("`test_")
         ]
-        assert named, f"{invariant} names no test"
+        assert named, f"{path}: {invariant} names no test"
         for name in named:
             assert any(f"def {name}(" in text for text in tests.values()), f"{invariant}: no test {name}"
+
+
+def test_first_page_of_the_protocol_says_on_which_page_each_invariant_stands() -> None:
+    shown = {}
+    for ranges, target in re.findall(r"\| \[([0-9, to]+)\]\((\S*)#invariants\) \|", PROTOCOL[0].read_text()):
+        for bounds in (part.split(" to ") for part in ranges.split(", ")):
+            page = ROOT / "docs" / (target or "protocol.md")
+            shown |= dict.fromkeys(range(int(bounds[0]), int(bounds[-1]) + 1), page)
+
+    number = re.compile(r"^- \*\*INV-(\d+)", re.MULTILINE)
+    stated = {int(found): path for path in PROTOCOL for found in number.findall(path.read_text())}
+    assert shown == stated
+
+
+def test_docstrings_name_sections_that_the_documents_have() -> None:
+    for path in EVERYTHING:
+        for page, section in re.findall(r'(docs/[\w/-]+\.md),\s+"([^"]+)"', path.read_text()):
+            headings = {line.lstrip("# ") for line in (ROOT / page).read_text().splitlines() if line.startswith("#")}
+            assert " ".join(section.split()) in headings, f"{path}: {page}, {section!r}"

@@ -23,7 +23,7 @@ PAGES = [
     "docs/fleet.md",
     "docs/observability.md",
     "docs/dagster.md",
-    "docs/production/faq.md",
+    "docs/maintenance.md",
 ]
 # Blocks of these languages are examples; a block without a language shows a form or an output.
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

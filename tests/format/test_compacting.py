@@ -1,4 +1,4 @@
-"""Clean marks rise, expire one by one, and stay few."""
+"""Clean prefixes rise, expire one by one, and stay few."""
 
 from __future__ import annotations
 

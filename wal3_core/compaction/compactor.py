@@ -1,7 +1,7 @@
 """Compacts one log by key: plan, merge, install, name what was replaced as garbage. Appends go on meanwhile.
 
 The order keeps an install safe, as that of a collection: announce, read the cursors again, replace the fragments by one
-CAS. Keeps INV-41 and INV-44. Source: docs/protocol.md, "Key compaction".
+CAS. Keeps INV-41 and INV-44. Source: docs/protocol/compaction.md, "Key compaction".
 """
 
 from __future__ import annotations

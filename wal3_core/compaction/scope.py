@@ -1,7 +1,7 @@
 """What a pass looks at: the records below its bound, the keys that it compares, and which fragments become one.
 
 A pass reads the dirty fragments, and of those that earlier passes left clean the ones that the new keys may touch.
-Keeps INV-44. Source: docs/protocol.md, "Key compaction".
+Keeps INV-44. Source: docs/protocol/compaction.md, "Key compaction".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A store's address may be mistyped, lead to another bucket, or to a folder that is not mounted; its
 identity shows that. It belongs to no log, so maintenance of logs never touches it. A store that is moved
-or copied whole keeps it. Source: docs/protocol.md, "Store identity".
+or copied whole keeps it. Source: docs/protocol/stores.md, "Store identity".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cursors: named positions; every record at or after one is kept, unless its owner said that it keeps none.
 
 A cursor has an owner, whose kind it says. What the owner knows beside the position is its ``Extension``: the core takes
-it along and never reads it. Source: docs/protocol.md, "Cursors".
+it along and never reads it. Source: docs/protocol/collection.md, "Cursors".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A marker's key is the log's name. Its body is one byte of format, then four bytes of the log's id (its life), then
 unsigned LEB128 integers: the limit's offset and timestamp, the span (limit - start), the number of reinsertions; and,
 if there were any, the count of records and the age of the first insertion at that time. A new marker takes some 20
-bytes beside the name. Source: docs/protocol.md, "Dirty logs".
+bytes beside the name. Source: docs/protocol/dirty-logs.md, "Dirty logs".
 """
 
 from __future__ import annotations

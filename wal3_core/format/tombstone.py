@@ -1,7 +1,7 @@
 """Tombstones: the documents that replace deleted cursors and pins.
 
 While its log lives, an object under a name that may be used again is never deleted but replaced by CAS, so that
-a late create or delete cannot touch the object that has the name by then. Source: docs/protocol.md, "Names".
+a late create or delete cannot touch the object that has the name by then. Source: docs/protocol/collection.md, "Names".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A name has one manifest object, whose versions form one chain from life to life: it is replaced by CAS and
 never deleted, so that a late request of an earlier life cannot touch a later one.
-Source: docs/protocol.md, "Lives".
+Source: docs/protocol/copies.md, "Lives".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What goes along where a log goes on somewhere else: in a successor, a copy, an update of a copy. Pure.
 
-Nothing else decides it. Source: docs/protocol.md, "What a log owns".
+Nothing else decides it. Source: docs/protocol/copies.md, "What a log owns".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks whether a store keeps the promises a log depends on, and measures its latency.
 
-Works in a folder of its own, and removes it. Source: docs/protocol.md, "Object store contract".
+Works in a folder of its own, and removes it. Source: docs/protocol/stores.md, "Object store contract".
 """
 
 from __future__ import annotations

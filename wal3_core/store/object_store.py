@@ -4,7 +4,7 @@ A PUT has three outcomes: Done, Refused (the condition did not hold, as the stor
 been applied, or may be applied minutes later). A call that certainly changed nothing and cannot succeed
 as things are (no access, no bucket, no space) raises UnavailableError. No implementation retries a
 PUT: a hidden retry turns the caller's own success into a refusal.
-Source: docs/protocol.md, "Object store contract".
+Source: docs/protocol/stores.md, "Object store contract".
 """
 
 from __future__ import annotations

@@ -24,20 +24,18 @@ class Section(StrEnum):
 
     UNSOUND = "a-check-turns-red-the-log-is-unsound"
     MANIFEST = "the-manifest-is-damaged-or-missing"
-    COPY = "copying-a-log-and-restoring-one"
+    COPY = "a-copy-is-cut-short-or-a-pin-is-left"
     GARBAGE = "a-check-turns-red-garbage"
     REFUSED = "a-collection-refuses"
     CURSOR = "a-cursor-is-stuck"
     BAD_CURSOR = "a-cursor-is-damaged"
-    COLLECTION = "turning-collection-on"
     DISCOVERY = "discovery-fails-another-store-or-many-logs-gone"
     DIRTY = "a-check-turns-red-dirty-logs"
     PRESSURE = "a-fleet-refuses-appends-back-pressure"
-    COMPACTION = "operating-key-compaction"
+    COMPACTION = "a-check-turns-red-key-compaction"
     QUEUE_OLD = "a-queues-oldest-item-is-old"
     DEAD_LETTERS = "dead-letters"
     SNAPSHOTS = "the-tree-of-snapshots-is-lopsided"
-    DAGSTER = "dagster"
 
 
 def address(scope: StoreScope, section: Section) -> str:

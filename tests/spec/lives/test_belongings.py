@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from textwrap import fill
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -53,7 +55,8 @@ from wal3_core.store.object_store import ObjectStore, log_store
 from wal3_core.views.feed.subscribed import Subscribed
 from wal3_core.views.keyed.keyed_consumer import extension_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "copies.md"
+Each = TypeVar("Each")
 OPTIONS = WriterOptions(batch_records_max=2, view=View.KEYED)
 # Each field with a value that it has not by default.
 POLICY = Policy(
@@ -328,16 +331,28 @@ def test_each_field_of_the_policy_goes_where_the_policy_goes(operation: Operatio
 
 
 def rendered() -> str:
-    """The table as the page has it."""
-    head = f"| | {' | '.join(Operation)} |\n|---|{'---|' * len(Operation)}\n"
-    rows = "".join(
-        f"| {thing} | {' | '.join(TABLE[operation][thing].fate for operation in Operation)} |\n" for thing in Thing
+    """The table as the page has it: rows, columns and reasons that are the same are one."""
+    columns = grouped({each: tuple(TABLE[each][thing].fate for thing in Thing) for each in Operation})
+    rows = grouped({thing: tuple(TABLE[column[0]][thing].fate for column in columns) for thing in Thing})
+    head = f"| | {' | '.join(map(', '.join, columns))} |\n|---|{'---|' * len(columns)}\n"
+    body = "".join(
+        f"| {'; '.join(row)} | {' | '.join(TABLE[column[0]][row[0]].fate for column in columns)} |\n" for row in rows
     )
-    by_reasons: dict[str, list[str]] = {}
-    for operation in Operation:
-        by_reasons.setdefault(why(operation), []).append(operation)
-    reasons = "".join(f"\n**{', '.join(operations)}**\n\n{reason}" for reason, operations in by_reasons.items())
-    return f"{head}{rows}{reasons}"
+    reasons = grouped({each: why(each) for each in Operation})
+    bullets = (f"- **{', '.join(operations)}**: {why(operations[0])}" for operations in reasons)
+    return f"{head}{body}\n" + "".join(f"{filled(line)}\n" for each in bullets for line in each.splitlines())
+
+
+def grouped(values: Mapping[Each, object]) -> list[list[Each]]:
+    """Put together what has the same value."""
+    found: dict[object, list[Each]] = {}
+    for each, value in values.items():
+        found.setdefault(value, []).append(each)
+    return list(found.values())
+
+
+def filled(line: str) -> str:
+    return fill(line, 120, subsequent_indent=" " * (line.index("-") + 2), break_on_hyphens=False)
 
 
 def why(operation: Operation) -> str:
@@ -345,8 +360,8 @@ def why(operation: Operation) -> str:
     for thing, cell in TABLE[operation].items():
         by_reason.setdefault(f"{cell.fate}: {cell.why}", []).append(thing)
     most = max(by_reason, key=lambda reason: len(by_reason[reason]))
-    kept = [f"- {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
-    return "\n".join([f"- all{' others' if kept else ''}: {most}", *kept]) + "\n"
+    others = [f"\n    - {', '.join(things)}: {reason}" for reason, things in by_reason.items() if reason != most]
+    return f"all{' others' if others else ''}: {most}{''.join(others)}"
 
 
 def test_page_shows_the_table_as_the_code_has_it() -> None:

@@ -2,7 +2,7 @@
 
 Maintenance reads it to find the logs that have grown, so its cost follows what was written, not how many logs there
 are. A log commits one batch at a time, and a marker that had to wait for a commit under way would delay its append:
-while its first log is busy, a server uses further ones, its lanes. Source: docs/protocol.md, "Dirty logs".
+while its first log is busy, a server uses further ones, its lanes. Source: docs/protocol/dirty-logs.md, "Dirty logs".
 """
 
 from __future__ import annotations

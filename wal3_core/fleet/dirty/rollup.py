@@ -1,7 +1,7 @@
 """Rolls a dirty log up: which logs have grown, which of them need maintenance now, and what stays marked.
 
 ``read`` changes nothing. ``finish`` appends again what stays marked, and only then advances the dirty log's cursor, by
-CAS. Each may be repeated, stopped anywhere, and run by two processes. Source: docs/protocol.md, "Dirty logs: roll-up".
+CAS. Each may be repeated, stopped anywhere, and run by two processes. Source: docs/protocol/dirty-logs.md, "Roll-up".
 """
 
 from __future__ import annotations

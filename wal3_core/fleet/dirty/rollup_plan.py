@@ -1,7 +1,7 @@
 """What a roll-up of a dirty log decides about each marked log, and its plan: the same on one machine and in Spark.
 
 A marker may be read before its fragment is committed. So the manifest that was loaded after it decides only what
-lies before that manifest's end; the rest of the marker is kept. Source: docs/protocol.md, "Dirty logs: roll-up".
+lies before that manifest's end; the rest of the marker is kept. Source: docs/protocol/dirty-logs.md, "Roll-up".
 """
 
 from __future__ import annotations

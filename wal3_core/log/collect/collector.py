@@ -1,8 +1,8 @@
 """Collects a log: plans, announces the plan and prunes. Steps may be repeated, resumed, and run by two at once.
 
 The order keeps it safe, not the clock: announce in the manifest, then read the cursors, then prune by a CAS that
-succeeds only while the announcement stands. Keeps INV-13, INV-14, INV-17 and INV-18. Source: docs/protocol.md,
-"Collection".
+succeeds only while the announcement stands. Keeps INV-13, INV-14, INV-17 and INV-18. Source:
+docs/protocol/collection.md, "Collection".
 """
 
 from __future__ import annotations

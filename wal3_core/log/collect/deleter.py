@@ -2,7 +2,7 @@
 
 Nothing is deleted until one interval after it was pruned, by the store's clock, and nothing that the newest
 manifest or a pin refers to. Orphans are objects that nothing refers to: uploads of writers that died, what interrupted
-maintenance left. Keeps INV-15 and INV-16. Source: docs/protocol.md, "Collection".
+maintenance left. Keeps INV-15 and INV-16. Source: docs/protocol/collection.md, "Collection".
 """
 
 from __future__ import annotations

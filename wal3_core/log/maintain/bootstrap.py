@@ -1,7 +1,7 @@
 """Begins a log at a given offset from records that come from elsewhere, with their offsets and timestamps.
 
 Nothing can be read before everything is written: the manifest comes last, by CAS onto the claim that was made first.
-Source: docs/protocol.md, "Bootstrap".
+Source: docs/protocol/copies.md, "Bootstrap".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Destroys a log: announces it, makes its name vacant, then deletes every object of it.
 
 The announcement prevents pins, and is withdrawn if a pin was faster; the seal that follows prevents appends. A call
-that was cut short is finished by the next. Source: docs/protocol.md, "Destroy".
+that was cut short is finished by the next. Source: docs/protocol/copies.md, "Destroy".
 """
 
 from __future__ import annotations

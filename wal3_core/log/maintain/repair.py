@@ -1,8 +1,8 @@
 """Repairs a log's damaged and missing fragments and snapshots, in place, from a copy of the log.
 
 What is written has the setsum, positions, count and size that the log's pointer states, and replaces only the damaged
-version that was read. So any number of calls may run at once, be cut short and be repeated. Source: docs/protocol.md,
-"Repair".
+version that was read. So any number of calls may run at once, be cut short and be repeated. Source:
+docs/protocol/copies.md, "Repair".
 """
 
 from __future__ import annotations

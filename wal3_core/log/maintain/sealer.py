@@ -1,7 +1,7 @@
 """Seals a log for good, by CAS of its manifest, and begins its successor.
 
 A successor's name is kept for it before the seal; it is created only from a sealed log, at its end.
-Source: docs/protocol.md, "Seal".
+Source: docs/protocol/copies.md, "Seal".
 """
 
 from __future__ import annotations

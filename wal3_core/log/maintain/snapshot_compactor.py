@@ -1,7 +1,7 @@
 """Repacks one log's tree of snapshots, in steps that may be repeated, stopped, and run by two at once.
 
 A step uploads its snapshots, then swaps them into the manifest by CAS. Those replaced, or uploaded in vain, are
-collected as orphans. Keeps INV-7 and INV-8. Source: docs/protocol.md, "Snapshot compaction".
+collected as orphans. Keeps INV-7 and INV-8. Source: docs/protocol/compaction.md, "Snapshot compaction".
 """
 
 from __future__ import annotations

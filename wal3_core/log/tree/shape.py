@@ -8,7 +8,7 @@ takes in the node before it while that node holds less than ``snapshots_per_roll
 when it is too full, or when it is less than half full and fits together with its neighbour. Every step leaves fewer bad
 nodes, so the steps end. ``measure_shape`` says how well a tree is shaped.
 
-Keeps INV-8: the bytes of a commit hardly grow with the log. Source: docs/protocol.md, "Snapshot tree".
+Keeps INV-8: the bytes of a commit hardly grow with the log. Source: docs/protocol/compaction.md, "Snapshot tree".
 """
 
 from __future__ import annotations

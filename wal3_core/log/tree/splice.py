@@ -2,7 +2,7 @@
 
 Only the snapshots that lead to a change are written again. A run of fragments that one fragment replaces may lie across
 snapshots, across depths, and across the fragments that the manifest itself holds: the siblings it connects are opened
-and packed together. Keeps INV-13 and INV-41. Source: docs/protocol.md, "Key compaction".
+and packed together. Keeps INV-13 and INV-41. Source: docs/protocol/compaction.md, "Key compaction".
 """
 
 from __future__ import annotations

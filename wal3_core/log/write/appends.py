@@ -3,7 +3,7 @@
 Callers put appends into the inbox; workers move them into the queue as far as ``bytes_held_max`` allows, first come,
 first served, and from there into fragments. A fragment has a place, an upload, and, where logs are marked, a mark: it
 says that the log has grown, so that maintenance finds it without looking at every log. Source: docs/protocol.md,
-"Append" and "Dirty logs". Guarded by the write loop's lock.
+"Append", and docs/protocol/dirty-logs.md, "Dirty logs". Guarded by the write loop's lock.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The writer's cursor names its last appends. It keeps from collection and compaction what was appended since the last
 one began, and an append that begins looks there for all that were not found yet. So of each that the cursor names it is
 known whether the log has it, until the next manifest that a CAS replaces.
-Source: docs/protocol.md, "Staged appends". Keeps INV-51.
+Source: docs/protocol/staged.md, "Appends with a name". Keeps INV-51.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rolls the manifest's older pointers into snapshots, off the hot path: they are uploaded beside fragments and commits.
 
 What a writer's own commits made due, the first manifest uses that is written once it is durable. For what was due when
-the writer began, its first commit waits, within a bound. Source: docs/protocol.md, "Snapshot tree".
+the writer began, its first commit waits, within a bound. Source: docs/protocol/compaction.md, "Snapshot tree".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ installed is an orphan, as the fragments of a writer that died, and is collected
 
 With ``Once``, an append that is repeated is done once, and compared with what the log has of it, as a multiset: tasks
 may stage their rows in another order the second time. What was compacted or collected since cannot be compared, nor
-what is no longer staged. Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
+what is no longer staged. Source: docs/protocol/staged.md, "Staged appends". Keeps INV-4 and INV-11.
 """
 
 from __future__ import annotations

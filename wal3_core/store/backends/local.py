@@ -1,7 +1,7 @@
 """A directory as an object store: the embedded default.
 
-Objects are plain files, so that other tools read them in place: docs/protocol.md, "The directory store". A version is
-named by the hash of its bytes, as an S3 ETag is. For local file systems, not for NFS.
+Objects are plain files, so that other tools read them in place: docs/protocol/stores.md, "The directory store".
+A version is named by the hash of its bytes, as an S3 ETag is. For local file systems, not for NFS.
 
 A folder is removed with its last object, unless a create is under way: creates take a shared lock, removals an
 exclusive one. Folders known to be on disk are known until any process removes a folder: it then appends a byte to the

@@ -1,8 +1,8 @@
 """One directory tree belongs to one store: the locks of two stores would not exclude each other.
 
 A folder is a store's root once it holds ``.wal3/locks``; an empty ``.wal3`` is a claim to become one. Of two processes
-that make nested roots at the same time, or die doing so, at least one finds the other: docs/protocol.md, "The directory
-store".
+that make nested roots at the same time, or die doing so, at least one finds the other:
+docs/protocol/stores.md, "The directory store".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cursors on storage: created, moved and deleted by CAS, moved with a witness.
 
 A cursor that is created or moved back is written first; then the manifest is read. If the log no longer
-holds the position, the write came too late, and the cursor is put back. Source: docs/protocol.md, "Cursors".
+holds the position, the write came too late, and the cursor is put back. Source: docs/protocol/collection.md, "Cursors".
 """
 
 from __future__ import annotations

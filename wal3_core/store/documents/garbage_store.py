@@ -2,7 +2,7 @@
 
 Beside a pruned document lies its hint, an object of one byte: with it, a listing is enough to know when the document
 is due, without reading it. Without one the document is read, and only objects that it lists itself are deleted.
-Source: docs/protocol.md, "Collection".
+Source: docs/protocol/collection.md, "Collection".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The key roll-ups of snapshots on storage: each is created once, can be computed again, and decides nothing.
 
-Keeps INV-39 and INV-40. Source: docs/protocol.md, "Key roll-ups".
+Keeps INV-39 and INV-40. Source: docs/protocol/compaction.md, "Key roll-ups".
 """
 
 from __future__ import annotations

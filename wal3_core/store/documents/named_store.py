@@ -1,7 +1,7 @@
 """Documents of one life of a log under names that can be used again: cursors, pins.
 
 Once created, the object of a name is never deleted while its log lives: a delete replaces it by a ``Tombstone``,
-and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Source: docs/protocol.md, "Names".
+and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Source: docs/protocol/collection.md, "Names".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Pins on storage: a named copy of a whole manifest, whose objects are kept.
 
 A pin is written first; then the manifest is read again. If the log no longer holds every pinned object,
-the pin came too late, and is written again for the current manifest (INV-14). Source: docs/protocol.md, "Pins".
+the pin came too late, and is written again for the current manifest (INV-14).
+Source: docs/protocol/collection.md, "Pins".
 """
 
 from __future__ import annotations

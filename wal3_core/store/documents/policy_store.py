@@ -3,7 +3,7 @@
 A change writes the policy first and reads the manifest afterwards: an announced collection may have used the
 earlier policy, and is withdrawn (INV-14). The manifest is ``keyed`` while the policy has passes go over the log, and
 has the policy's ``view``.
-Source: docs/protocol.md, "Policies".
+Source: docs/protocol/collection.md, "Policies".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Another broker is fenced by the log: each append is made on the condition that the log ends where this broker's last one
 ended, and a new broker begins with an append of its own. When the log goes on with records of others, a broker that
-still has the queue passes them, and does its turn again. Source: docs/protocol.md, "Delay queue".
+still has the queue passes them, and does its turn again. Source: docs/protocol/queue.md, "Delay queue".
 """
 
 from __future__ import annotations

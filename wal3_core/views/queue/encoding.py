@@ -1,4 +1,4 @@
-"""A queue's records: keys, and the bodies under them. Source: docs/protocol.md, "Delay queue".
+"""A queue's records: keys, and the bodies under them. Source: docs/protocol/queue.md, "Delay queue".
 
 A value's header: a byte of widths and flags, the deadline, and how far from it the item was enqueued; then, if flagged,
 the priority, and the length of the dedupe key and the key. Times are milliseconds; deadlines count from when the queue

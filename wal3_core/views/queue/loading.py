@@ -4,7 +4,7 @@ Records that are none of a queue's are passed, and fragments that are damaged ar
 
 A checkpoint counts only if the queue's cursor lies at or before it, and no pass of key compaction went beyond it: none
 then has dropped anything behind it. Otherwise tombstones of items that the checkpoint has may be gone.
-Source: docs/protocol.md, "Delay queue".
+Source: docs/protocol/queue.md, "Delay queue".
 """
 
 from __future__ import annotations

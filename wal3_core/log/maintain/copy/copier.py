@@ -1,7 +1,7 @@
 """Copies a log as one manifest says, object by object, the copy's own manifest last.
 
 The source is pinned meanwhile; records appended meanwhile are not copied. A copy that was cut short is no log; the next
-call finishes it. Source: docs/protocol.md, "Copy".
+call finishes it. Source: docs/protocol/copies.md, "Copy".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A call that continues a copy which was cut short takes over its claim; the call that held it before may still be
 running. It notices before it changes a cursor, and at the latest when it finishes. A claim names the pin of its source
-that the call may rely on. Source: docs/protocol.md, "Copy".
+that the call may rely on. Source: docs/protocol/copies.md, "Copy".
 """
 
 from __future__ import annotations

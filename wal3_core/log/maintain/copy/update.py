@@ -2,7 +2,7 @@
 
 The copy must hold exactly the source's records up to the copy's end. Cursors of writers are also moved before records
 are appended: from the first record on, the copy knows which appends were begun. An update that was cut short leaves a
-copy that is behind. Keeps INV-51. Source: docs/protocol.md, "Updating a copy".
+copy that is behind. Keeps INV-51. Source: docs/protocol/copies.md, "Updating a copy".
 """
 
 from __future__ import annotations

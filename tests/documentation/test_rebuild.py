@@ -1,0 +1,62 @@
+"""The recipe that rebuilds a log from its files, as it is printed, brings back every record at its offset."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from wal3_core import LogReader, LogWriter, Message, Record, open_store, scrub
+from wal3_core.store.object_store import ObjectStore
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "production" / "backup.md"
+BLOCK = re.compile(r"^   ```python\n(.*?)^   ```$", re.MULTILINE | re.DOTALL)
+MANIFEST = "LOG/manifest/MANIFEST.json"
+
+
+def append(store: ObjectStore, first: int, count: int) -> None:
+    with LogWriter.open_or_create(store, "LOG") as writer:
+        for number in range(first, first + count):
+            writer.append_many([Message(b"%d" % number, key=b"k"), Message(None, key=b"gone")])
+
+
+def records(store: ObjectStore, log: str) -> list[Record]:
+    return list(LogReader.open(store, log).records())
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_log_is_rebuilt_as_printed(older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    listing, appending, beginning = (
+        textwrap.dedent(block) for block in BLOCK.findall(PAGE.read_text().partition("## Rebuild a log")[2])
+    )
+    url = (tmp_path / "store").as_uri()
+    store = open_store(url)
+    append(store, 0, 3)
+    manifest = tmp_path / "store" / MANIFEST
+    before = manifest.read_bytes()
+    append(store, 3, 2)
+    held = records(store, "LOG")
+    [life] = (tmp_path / "store" / "LOG").glob("Life=*")
+    shutil.copytree(life, tmp_path / "saved" / life.name)
+    if older:
+        manifest.write_bytes(before)
+        for number in (1, 2, 3):
+            [committed] = (tmp_path / "saved").rglob(f"FragmentSeqNo={number:016x}.parquet")
+            committed.unlink()
+    else:
+        manifest.unlink()
+
+    monkeypatch.chdir(tmp_path)
+    program = listing + (appending if older else beginning)
+    exec(compile(program.replace("STORE_URL", url), str(PAGE), "exec"), {})
+
+    rebuilt = "LOG" if older else "NEW"
+    found = records(store, rebuilt)
+    assert [(each.offset, each.key, each.body) for each in found] == [
+        (each.offset, each.key, each.body) for each in held
+    ]
+    assert older or [each.timestamp_us for each in found] == [each.timestamp_us for each in held]
+    assert scrub(store, rebuilt).sound
