@@ -68,6 +68,13 @@ def test_every_mutation_of_every_table_applies() -> None:
     assert count > 200
 
 
+@pytest.mark.slow
+def test_page_on_reliability_says_how_many_there_are() -> None:
+    page = (TESTS.parent / "docs" / "reliability.md").read_text()
+
+    assert f"keep {len({*tables()})} deliberate defects" in page
+
+
 @pytest.mark.parametrize("case", REPLACED)
 def test_pattern_fits_the_syntax_tree_whatever_its_wildcards_stand_for(case: str) -> None:
     before, pattern, replacement, after = REPLACED[case]
