@@ -166,4 +166,4 @@ history: setup ## 100,000 file changes of a git history through the log and back
 	PYTHONPATH=. $(BIN)/python benchmarks/git_history.py
 
 clean: ## Remove the environments, the demo and what builds have left
-	rm -rf $(VENV) .venv-ministack .demo build site *.egg-info
+	rm -rf $(VENV) .venv-ministack .demo build dist site *.egg-info
