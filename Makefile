@@ -54,7 +54,7 @@ test-cluster: java setup ## Spark on a master and two workers of its own: each j
 test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
 	$(BIN)/pytest tests/abuse
 
-test-deployment: setup ## The files for Kubernetes and Dagster+, and the image's steps in an empty environment; part of test-all
+test-deployment: setup ## The files for Compose, Kubernetes, Dagster+ and Prometheus; the image's steps in an empty environment; part of test-all
 	$(BIN)/pytest tests/deployment
 
 check: setup lint types ## The daily loop, three minutes on two cores: linters, types, the quick tests

@@ -93,7 +93,7 @@ class Deployment:
             "ENV_FILE": quoted(str(self.home / ENV_FILE)),
             "BIN": quoted(str(Path(sys.executable).parent)),
             "PORT": str(self.port),
-            "PACKAGES": f" dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
+            "PACKAGES": f"dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
         }
         for name, value in values.items():
             text = text.replace(f"@{name}@", value.strip('"') if bare else value)
