@@ -66,7 +66,7 @@ def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name
     outcome = _init(folder)
 
     assert outcome.exit_code == 0, outcome.output
-    assert "dagster dev -w " in outcome.output
+    assert "dg dev -w " in outcome.output
     assert "instance info" not in outcome.output
     environment = _environment(folder)
     assert environment["DAGSTER_HOME"] == str(folder)
