@@ -58,7 +58,7 @@ test-cluster: java setup ## Spark on a master and two workers of its own: each j
 test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
 	$(BIN)/pytest tests/abuse
 
-test-deployment: setup ## The files for Kubernetes and Dagster+, and the image's steps in an empty environment; part of test-all
+test-deployment: setup ## The files for Compose, Kubernetes, Dagster+ and Prometheus; the image's steps in an empty environment; part of test-all
 	$(BIN)/pytest tests/deployment
 
 check: setup lint types ## The daily loop, three minutes on two cores: linters, types, the quick tests
@@ -170,4 +170,4 @@ history: setup ## 100,000 file changes of a git history through the log and back
 	PYTHONPATH=. $(BIN)/python benchmarks/git_history.py
 
 clean: ## Remove the environments, the demo and what builds have left
-	rm -rf $(VENV) .venv-ministack .demo build site *.egg-info
+	rm -rf $(VENV) .venv-ministack .demo build dist site *.egg-info

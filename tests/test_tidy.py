@@ -124,7 +124,6 @@ TEXTS = sorted(
     path
     for pattern in ("*.md", "*.toml", "Makefile", "docs/**/*.md", "tests/**/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md"
 )
 
 

@@ -5,6 +5,13 @@ A name is imported when it is first used, so that ``import wal3_core`` costs not
 
 from importlib import import_module as _import_module
 
+try:
+    # Where it is missing, forks and signals are, too.
+    _import_module("fcntl")
+except ModuleNotFoundError:
+    _why = "wal3: expected Linux or macOS, found a system without fcntl: on Windows, run it in WSL (wsl --install)"
+    raise ImportError(_why) from None
+
 # True for type checkers. The import of ``typing`` takes longer than all else here.
 TYPE_CHECKING = False
 # ``_MODULES`` below says the same at run time.

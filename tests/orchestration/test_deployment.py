@@ -66,7 +66,7 @@ def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name
     outcome = _init(folder)
 
     assert outcome.exit_code == 0, outcome.output
-    assert "dagster dev -w " in outcome.output
+    assert "dg dev -w " in outcome.output
     assert "instance info" not in outcome.output
     environment = _environment(folder)
     assert environment["DAGSTER_HOME"] == str(folder)
@@ -291,9 +291,9 @@ def test_image_installs_the_wheel_beside_it_as_no_index_has_one(tmp_path: Path) 
     texts = {name: (tmp_path / name / "Dockerfile").read_text() for name in ("compose", "kubernetes")}
 
     for text in texts.values():
-        assert "COPY wal3-*.whl /tmp/" in text
-        assert '"$(echo /tmp/wal3-*.whl)[postgres]"' in text
-    assert f"dagster-k8s=={version('dagster-aws')} " in texts["kubernetes"]
+        assert '"$(ls /context/wal3-*.whl || echo /context)[postgres]" $PACKAGES' in text
+    assert 'ARG PACKAGES=""' in texts["compose"]
+    assert f'ARG PACKAGES="dagster-k8s=={version("dagster-aws")}"' in texts["kubernetes"]
     assert "pip wheel --no-deps --wheel-dir . CHECKOUT" in kubernetes.output
 
 

@@ -124,6 +124,25 @@ def test_missing_extra_is_an_error_that_names_the_command_to_install_it(
     assert ended.stderr.splitlines()[-1].endswith(f": pip install {packages} (wal3's extra {extra})")
 
 
+@pytest.mark.parametrize(
+    "code", ["import wal3_core", "from wal3_core.cli import main; main()", "import wal3_core.spark"]
+)
+def test_import_on_windows_says_where_wal3_runs(code: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT.format(names=['fcntl'])}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "ImportError: wal3: expected Linux or macOS, found a system without fcntl: on Windows, run it in WSL"
+        " (wsl --install)"
+    )
+
+
 def test_errors_about_missing_extras_name_the_packages_that_the_project_declares() -> None:
     assert {extra: list(packages) for extra, packages in PACKAGES.items()} == {
         extra: packages for extra, packages in EXTRAS.items() if extra not in {"orchestration", "postgres"}

@@ -24,7 +24,7 @@ def test_wheel_holds_the_files_of_the_packages_and_no_module_of_an_earlier_build
     checkout, wheels = tmp_path / "checkout", tmp_path / "wheels"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, checkout)
     left = checkout / "build" / "lib" / "wal3_core" / "removed_since.py"
     left.parent.mkdir(parents=True)
@@ -37,4 +37,6 @@ def test_wheel_holds_the_files_of_the_packages_and_no_module_of_an_earlier_build
     [wheel] = wheels.iterdir()
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == {name for name in before if name.startswith(PACKAGES)}
+    # Python keeps the bytecode of the build's own module beside it, as of any module.
+    shutil.rmtree(checkout / "__pycache__", ignore_errors=True)
     assert files(checkout) == before

@@ -7,6 +7,7 @@ whose checksum holds. Files are replaced as a whole: of several processes that w
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import stat
@@ -61,8 +62,6 @@ def alone(name: str) -> Iterator[bool]:
     """Say whether no other process on this machine makes this code at the moment."""
     with contextlib.ExitStack() as stack:
         try:
-            import fcntl  # noqa: PLC0415 - not on every system
-
             folder = folders()[0]
             folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             file = stack.enter_context((folder / f"{name}.lock").open("w"))
@@ -70,7 +69,7 @@ def alone(name: str) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        except (ImportError, OSError):
+        except OSError:
             # It is only made twice.
             pass
         yield True

@@ -93,7 +93,7 @@ class Deployment:
             "ENV_FILE": quoted(str(self.home / ENV_FILE)),
             "BIN": quoted(str(Path(sys.executable).parent)),
             "PORT": str(self.port),
-            "PACKAGES": f" dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
+            "PACKAGES": f"dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
         }
         for name, value in values.items():
             text = text.replace(f"@{name}@", value.strip('"') if bare else value)
@@ -102,11 +102,9 @@ class Deployment:
     def commands(self) -> list[str]:
         """Return the commands to go on with."""
         env, home = quoted(str(self.home / ENV_FILE)), quoted(str(self.home))
-        load, program = f"set -a; . {env}; set +a", Path(sys.executable).parent / "dagster"
-        # A shell finds it by its name if it is the one on the PATH.
-        dagster = "dagster" if Path(shutil.which("dagster") or "") == program else quoted(str(program))
+        load = f"set -a; . {env}; set +a"
         # Postgres has no tables yet: one command makes them, before several start at once.
-        load_and_create = [load, f"{dagster} instance info"] if self.postgres else [load]
+        load_and_create = [load, f"{_program('dagster')} instance info"] if self.postgres else [load]
         if self.compose:
             return [f"cd {home}", _WHEEL, f"docker compose --env-file {ENV_FILE} up --build --detach"]
         if self.kubernetes:
@@ -126,7 +124,13 @@ class Deployment:
                 "sudo systemctl daemon-reload",
                 "sudo systemctl enable --now wal3-dagster-webserver wal3-dagster-daemon",
             ]
-        return [*load_and_create, f"{dagster} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
+        return [*load_and_create, f"{_program('dg')} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
+
+
+def _program(name: str) -> str:
+    """Return how a shell finds a program of this environment: by its name, if that is the one on the PATH."""
+    program = Path(sys.executable).parent / name
+    return name if Path(shutil.which(name) or "") == program else quoted(str(program))
 
 
 def quoted(value: str) -> str:
