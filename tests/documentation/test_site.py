@@ -1,4 +1,4 @@
-"""The documentation site builds, its pages look as on GitHub and load nothing from elsewhere, the API page is complete."""
+"""The documentation site builds, its pages show what GitHub shows and load nothing from elsewhere; the API is whole."""
 
 from __future__ import annotations
 
