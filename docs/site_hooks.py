@@ -27,6 +27,7 @@ MARKER = re.compile(r"\s*([-*+]|\d+[.)])\s+")
 NUMBER = re.compile(r"^(\s*\d+)([.)]\s)")
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 DIAGRAMS = "images/diagrams"
+BASES = re.compile(r'<p class="doc doc-class-bases">.*?</p>', re.DOTALL)
 LOGGER = logging.getLogger("mkdocs.hooks.site")
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -41,6 +42,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Write a page's links, diagrams and lists for the site."""
     return as_on_github(drawn(linked(markdown, page, config), page, files))
+
+
+def on_page_content(html: str, page: Page, **_: object) -> str:
+    """Leave private bases out of the reference."""
+    if page.file.src_uri == "api.md":
+        return BASES.sub(lambda found: found[0] if "<a " in found[0] or "Enum" in found[0] else "", html)
+    return html
 
 
 def linked(markdown: str, page: Page, config: MkDocsConfig) -> str:
@@ -76,6 +84,7 @@ def drawn(markdown: str, page: Page, files: Files) -> str:
         if files.get_file_from_path(found) is None:
             first = match[1].strip().splitlines()[1].strip()
             LOGGER.warning("%s: no picture of the diagram with %r: run make diagrams", page.file.src_uri, first)
+            return match[0]
         _, _, heading = markdown[: match.start()].rpartition("\n#")
         return f"![Diagram: {heading.partition(chr(10))[0].strip('# ')}]({relative(found, page)}){{ .diagram }}"
 

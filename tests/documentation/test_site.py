@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ PAGES = {page: ROOT / name for page, name in BESIDE.items()} | {
     for name in sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 }
 GITHUB = MarkdownIt("commonmark").enable("table")
-DIAGRAM = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # A line of text that was meant as an item of a list, or as a row of a table.
 UNREAD = re.compile(r"^\s*([-*+] |1\. |\|.*\|)", re.MULTILINE)
 CONTAINERS = {"ul", "ol", "li", "table", "tr", "blockquote"}
@@ -125,11 +126,33 @@ def test_page_has_the_blocks_that_github_shows(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_reference_links_its_types_and_names_nothing_private(site: Path) -> None:
+    html = text_of(site / "api.html")
+    shown = re.findall(r'<h[34] id="wal3_core\.([\w.]+)" class="doc', html)
+    unlinked = set(re.findall(r'<span class="n"><span title="(wal3_core\.[\w.]+)"', html))
+
+    assert len(shown) == len({*shown})
+    assert [name for name in shown if re.search(r"(^|\.)_", name)] == []
+    # Defaults, and what only the objects of the last sections use.
+    assert len(unlinked) < 60, unlinked
+
+
+@pytest.mark.slow
 def test_page_loads_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
-        loaded = _Page(page.read_text()).loaded
+        html = page.read_text()
+        loaded = _Page(html).loaded
 
+        # For this class, the theme loads a script.
+        assert 'class="mermaid"' not in html, page
         assert [each for each in loaded if each.startswith(("http:", "https:", "//"))] == [], page
+
+
+def test_every_diagram_has_a_picture_of_its_text_and_no_picture_is_left() -> None:
+    texts = [text for page in PAGES.values() for text in DIAGRAM.findall(page.read_text())]
+
+    expected = {f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.svg" for text in texts}
+    assert {path.name for path in (DOCS / "images" / "diagrams").iterdir()} == expected, "run make diagrams"
 
 
 def test_api_page_shows_every_public_name_once() -> None:
