@@ -73,7 +73,7 @@ DRAW = """
 const [text, name, colours, dark, done] = arguments;
 mermaid.initialize({
   startOnLoad: false, theme: 'base', htmlLabels: false, fontFamily: 'system-ui, "DejaVu Sans", sans-serif',
-  sequence: {useMaxWidth: false, mirrorActors: false, diagramMarginX: 16, diagramMarginY: 16},
+  sequence: {useMaxWidth: false, mirrorActors: false, wrap: true, width: 170, diagramMarginX: 16, diagramMarginY: 16},
   themeVariables: {
     darkMode: dark, background: colours.background, fontSize: '15px', primaryColor: colours.box,
     primaryTextColor: colours.text, primaryBorderColor: colours.border, lineColor: colours.line,
@@ -153,7 +153,7 @@ def drawn(window: webdriver.Chrome, text: str, name: str) -> str:
 
 def used_rules(css: str, drawing: str) -> str:
     """Leave out the rules for classes that a drawing does not have."""
-    body = drawing[drawing.index("</style>") :]
+    body = re.sub(r"<style>.*?</style>", "", drawing, flags=re.DOTALL)
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", re.sub(r"@keyframes[^{]*\{(?:[^{}]*\{[^{}]*\})*\}", "", css))
     kept = [
         f"{selector}{{{text}}}"
