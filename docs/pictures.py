@@ -31,11 +31,12 @@ from selenium import webdriver
 from site_hooks import DIAGRAM, PAGES, diagram_name
 
 from benchmarks.cluster import cluster_session, sound, stages_of
-from examples.demo.__main__ import move
+from examples.demo.__main__ import append, move
 from examples.demo.runs import DemoRuns
 from tests.programs import Program
 from tests.s3_server import free_port
-from wal3_core import CursorStore, LogWriter, open_store
+from wal3_core import CursorStore, LogReader, LogWriter, Message, open_store
+from wal3_orchestration.deployment import settings
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -112,7 +113,7 @@ SCROLL = """
 const plots = [...document.querySelectorAll('div:has(> div > div > canvas)')];
 plots.find(each => each.textContent.startsWith(arguments[0])).scrollIntoView();
 """
-PLOTTED = "slatedb: "
+PLOTTED = "orders: "
 QUIET_S = 4
 JOBS = (
     *("collection_job", "orphans_job", "deletion_job", "verification_job"),
@@ -200,19 +201,53 @@ def used_rules(css: str, drawing: str) -> str:
 def show_dagster() -> None:
     """Run the demo and each job over all its logs, then take the pictures of Dagster's UI."""
     folder = BUILD / "demo"
-    if not (folder / "done").exists():
+    done = folder / "done"
+    if not done.exists():
         subprocess.run([sys.executable, "-m", "examples.demo", "--sample", "--folder", folder], cwd=ROOT, check=True)
-    os.environ |= {"WAL3_STORE": (folder / "store").as_uri(), "DAGSTER_HOME": str(folder / "dagster")}
-    if not (folder / "done").exists():
+    place(folder)
+    if not done.exists():
         run_jobs()
-        (folder / "done").touch()
+        done.touch()
+    with dagster_ui() as url:
+        take_dagster(url)
+
+
+def show_log() -> None:
+    """Let a log grow while its consumers read, with a look by Dagster now and then; take a picture of its plots."""
+    folder = BUILD / "log"
+    shutil.rmtree(folder, ignore_errors=True)
+    place(folder)
+    store = open_store(os.environ["WAL3_STORE"])
+    with DagsterInstance.get() as instance:
+        runs = DemoRuns(instance)
+        for number in range(1, 9):
+            append(store, "orders", [Message(b"x" * 40 * number)] * (20 + 10 * number))
+            end = LogReader.open(store, "orders").manifest().next.position.offset
+            move(store, "orders", "billing", end - 10)
+            move(store, "orders", "audit", 1 + (end - 1) // 4 * 3 if number % 3 else end)
+            runs.discover()
+    with dagster_ui() as url:
+        take_log(url)
+
+
+def place(folder: Path) -> None:
+    """Keep a store and Dagster's storage in a folder."""
+    home = folder / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "dagster.yaml").write_text(settings())
+    os.environ |= {"WAL3_STORE": (folder / "store").as_uri(), "DAGSTER_HOME": str(home)}
+
+
+@contextmanager
+def dagster_ui() -> Iterator[str]:
+    """Run Dagster's UI, without its daemon; give its address."""
     port = free_port()
     command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
     with (BUILD / "dagster.log").open("wb") as log:
         server = Program(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_for(f"http://127.0.0.1:{port}")
-            take_dagster(f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
             server.wait(DEADLINE_S)
@@ -243,6 +278,10 @@ def take_dagster(url: str) -> None:
         check = f"{url}/assets/garbage_plan?view=checks&checkDetail=safe_to_collect"
         show(window, check, "document.body.innerText.includes('Evaluation result')")
         take(window, "collection-checks.png", {"x": 240, "y": 0, "width": 1000, "height": 640})
+
+
+def take_log(url: str) -> None:
+    """Take the picture of one log's plots."""
     with browser(1280, 1000) as window:
         show(window, f"{url}/assets/manifest?view=overview", "document.body.innerText.includes('Plots')")
         for button in ("Plots", "Events"):
@@ -250,8 +289,8 @@ def take_dagster(url: str) -> None:
             wait_until(window, "document.querySelectorAll('canvas').length > 3")
         window.execute_script(SCROLL, PLOTTED)
         wait_until(window, "true")
-        box = window.execute_script(BOX, "div:has(> div > div > canvas)", PLOTTED, 8)
-        take(window, "log-plots.png", box | {"height": min(box["height"], 1000 - box["y"])})
+        box = window.execute_script(BOX, "div:has(> div > div > canvas)", PLOTTED, 0)
+        take(window, "log-plots.png", {**box, "height": min(box["height"], 990 - box["y"])})
 
 
 def show(window: webdriver.Chrome, url: str, ready: str) -> None:
@@ -317,7 +356,7 @@ def wait_for(url: str) -> None:
             return
 
 
-PARTS = {"diagrams": draw_diagrams, "dagster": show_dagster, "spark": show_spark}
+PARTS = {"diagrams": draw_diagrams, "dagster": show_dagster, "log": show_log, "spark": show_spark}
 
 
 @click.command()
