@@ -266,6 +266,8 @@ def run_jobs() -> None:
         for job in JOBS:
             runs.start(RunRequest(job_name=job, run_config=COLLECTION if job == "collection_job" else {}, tags=chosen))
         runs.place(ROOT)
+    if runs.failures:
+        sys.exit("\n".join(runs.failures))
 
 
 def take_dagster(url: str) -> None:
