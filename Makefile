@@ -164,7 +164,13 @@ bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and 
 
 docs: setup ## The documentation site, into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "Open site/index.html, or run: $(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000"
+	@echo "Open site/index.html; for its search, run: $(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000"
+
+diagrams: setup ## Draw the diagrams of the pages for the site; needs Chromium
+	PYTHONPATH=. $(BIN)/python docs/pictures.py diagrams
+
+pictures: java setup ## Make the documentation's pictures again: diagrams, Dagster's UI after the demo, Spark's; needs Chromium
+	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	PYTHONPATH=. $(BIN)/python benchmarks/git_history.py
