@@ -38,17 +38,17 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
-# Of the slow tests, which third: another one with each commit. "all" runs all, as CI does.
-THIRD ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 3)
-test: export WAL3_TEST_THIRD = $(THIRD)
-test: java setup ## What must hold: linters, types, the quick tests and a third of the slow ones (ten minutes on two cores); THIRD=all: all
+# Of the slow tests, which fifth: another one with each commit. "all" runs all, as CI does.
+PART ?= $(shell expr $$(git rev-list --count HEAD 2>/dev/null || echo 0) % 5)
+test: export WAL3_TEST_PART = $(PART)
+test: java setup ## What must hold: linters, types, the quick tests and a fifth of the slow ones (ten minutes on two cores); PART=all: all
 	@# Beside the linters, the test modules are compiled once, and not by each worker; beside the tests, types are checked.
 	@$(BIN)/pytest --collect-only -qq > /dev/null & compiled=$$!; trap 'kill $$compiled' INT TERM; \
 	  $(LINT) || { kill $$compiled; exit 1; }; wait $$compiled; true
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not repeat and not cluster"; tests=$$?; wait $$types && exit $$tests
 
 test-all: export WAL3_TEST_WHOLE := 1
-test-all: override THIRD = all
+test-all: override PART = all
 test-all: test test-cluster ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
 

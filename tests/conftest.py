@@ -15,7 +15,7 @@ import boto3
 import pytest
 from hypothesis import settings
 
-from tests.effort import THIRD, in_third, some
+from tests.effort import PART, PARTS, in_part, some
 from tests.lanes import hash_all_in_lanes_if_asked
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
@@ -50,7 +50,7 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     """Say which of the slow tests are run."""
-    return "slow tests: all" if THIRD is None else f"slow tests: a third, number {THIRD} of 0 to 2; THIRD=all runs all"
+    return "slow tests: all" if PART is None else f"slow tests: part {PART} of 0 to {PARTS - 1}; PART=all runs all"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,11 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
         if _store_of(item) in left:
             item.add_marker(pytest.mark.repeat)
-    if THIRD is not None:
-        _take_third(config, items, THIRD)
+    if PART is not None:
+        _take_part(config, items, PART)
 
 
-def _take_third(config: pytest.Config, items: list[pytest.Item], third: int) -> None:
+def _take_part(config: pytest.Config, items: list[pytest.Item], part: int) -> None:
     cases: Counter[str] = Counter()
     taken, left = [], []
     for item in items:
@@ -85,7 +85,7 @@ def _take_third(config: pytest.Config, items: list[pytest.Item], third: int) -> 
             taken.append(item)
             continue
         function = item.nodeid.partition("[")[0]
-        (taken if in_third(function, cases[function], third) else left).append(item)
+        (taken if in_part(function, cases[function], part) else left).append(item)
         cases[function] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = taken

@@ -1,4 +1,4 @@
-"""A run of tests comes to its end also when one of its workers dies, and three of them run every slow test."""
+"""A run of tests comes to its end also when one of its workers dies, and five of them run every slow test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import in_third
+from tests.effort import PARTS, in_part
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
@@ -28,11 +28,12 @@ def test_together(number):
 """
 
 
-def test_three_commits_in_a_row_run_each_slow_test_once() -> None:
+def test_five_commits_in_a_row_run_each_slow_test_once() -> None:
     functions = [f"tests/test_a.py::test_{number}" for number in range(60)]
-    runs = [[third for third in range(3) if in_third(each, case, third)] for each in functions for case in range(4)]
+    runs = [[part for part in range(PARTS) if in_part(each, case, part)] for each in functions for case in range(6)]
     assert {len(each) for each in runs} == {1}
-    assert all(sum([third] in runs[at : at + 4] for at in range(0, len(runs), 4)) > 40 for third in range(3))
+    # Where there are enough cases, each part has one.
+    assert all({part for run in runs[at : at + 6] for part in run} == set(range(PARTS)) for at in range(0, 360, 6))
 
 
 @pytest.mark.repeat

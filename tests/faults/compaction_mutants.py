@@ -59,7 +59,10 @@ COMPACTION_MUTANTS = (
     ),
     Mutation("tombstones expire without a mark", "read_scope", "min(limit, _)", "limit"),
     Mutation(
-        "marks are not waited for", "Compaction.expired_below", "mark.timestamp_us <= _", "mark.timestamp_us <= now_us"
+        "clean prefixes are not waited for",
+        "Compaction.expired_below",
+        "each.timestamp_us <= _",
+        "each.timestamp_us <= now_us",
     ),
     Mutation(
         "superseded records are computed without the compaction bound",
@@ -116,7 +119,7 @@ def _store() -> MemoryStore:
 
 # Those that the worlds seldom find, each with the test that finds it at once.
 FOUND_BY_SYMPTOMS = {
-    "marks are not waited for": retention,
+    "clean prefixes are not waited for": retention,
     "a pass does not compare the fence": deleted_as_orphans,
     "the policy is not read again after a pass is announced": earlier_policy,
     "a cursor does not withdraw an announced pass": cursor_in_between,
