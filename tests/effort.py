@@ -25,5 +25,5 @@ def every(step: int) -> int:
 
 
 def in_part(function: str, case: int, part: int) -> bool:
-    """Whether a case of a slow test is in that part: of as many cases of a function as there are parts, one is in each."""
+    """Whether a case of a slow test is in that part: of the cases of a function that has many, each part has some."""
     return (crc32(function.encode()) + case) % PARTS == part

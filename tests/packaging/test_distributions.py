@@ -61,6 +61,12 @@ def built(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(programs, ROOT, tmp_path_factory.mktemp("dist"), WAL3_REPO_URL=REPOSITORY, WAL3_SITE_URL=SITE)
 
 
+def description_of(metadata: Message) -> str:
+    payload = metadata.get_payload(decode=True)
+    assert isinstance(payload, bytes)
+    return payload.decode()
+
+
 def build(programs: Path, checkout: Path, folder: Path, **variables: str) -> Built:
     run(programs / "python", "-m", "hatchling", "build", "-d", folder, cwd=checkout, **variables)
     return Built(folder / f"wal3-{VERSION}.tar.gz", folder / f"wal3-{VERSION}-py3-none-any.whl")
@@ -128,7 +134,7 @@ def test_metadata_names_licence_pythons_and_addresses(built: Built) -> None:
 
 
 def test_links_and_pictures_of_the_description_lead_into_the_repository(built: Built) -> None:
-    description = str(built.metadata().get_payload())
+    description = description_of(built.metadata())
     targets = TARGET.findall(description)
 
     within = f"{REPOSITORY}/(blob|raw)/v{re.escape(VERSION)}/"
@@ -143,7 +149,7 @@ def test_links_and_pictures_of_the_description_lead_into_the_repository(built: B
 def test_without_addresses_the_description_has_no_link_that_leads_nowhere(programs: Path, tmp_path: Path) -> None:
     metadata = build(programs, ROOT, tmp_path).metadata()
 
-    description = str(metadata.get_payload())
+    description = description_of(metadata)
     assert [target for target in TARGET.findall(description) if not target.startswith(("https://", "#"))] == []
     assert "![" not in description
     assert metadata.get_all("Project-URL") is None
