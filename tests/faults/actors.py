@@ -280,7 +280,7 @@ def judged(stage: Stage, store: SimStore, append: Append, *, log: str = LOG) -> 
         return
     explained = {
         "refused": store.troubles,
-        "unknown": store.ambiguous or store.unread,
+        "unknown": store.ambiguous or store.unread or (store.refused and stage.world.oracle.forgot(append.opened_s)),
         "unmarked": store.troubles or stage.world.marks.contended(store.process.name),
     }
     if not explained.get(append.outcome, True):

@@ -71,6 +71,8 @@ class Oracle:
     versions: int = 0
     # When the log came to end at which offset.
     ends: list[tuple[float, int]] = field(default_factory=list)
+    # When which writer term was the newest.
+    terms: list[tuple[float, int]] = field(default_factory=list)
     cursors: defaultdict[str, CursorHistory] = field(default_factory=lambda: defaultdict(CursorHistory))
     # The writers of the cursors that are relied on, and the paths held by the pins that are.
     relied_on: set[str] = field(default_factory=set)
@@ -131,11 +133,17 @@ class Oracle:
             self.passes.announced(before, after, now_s)
         self._note_records(held)
         self.ends.append((now_s, after.next.position.offset))
+        self.terms.append((now_s, after.epochs[-1].epoch if after.epochs else 0))
         self.manifest, self.held = after, held
         self.versions += 1
         referenced = set(self._paths(after.pointers))
         self._let_go_s.update(dict.fromkeys(self._referenced - referenced, now_s))
         self._referenced = referenced
+
+    def forgot(self, since_s: float) -> bool:
+        """Whether so many writers have committed since that the manifest lists no term of a writer opened then."""
+        newest = max((term for at_s, term in self.terms if at_s <= since_s), default=0)
+        return self.manifest is not None and bool(self.manifest.epochs) and self.manifest.epochs[0].epoch > newest + 1
 
     def _count(self, before: Manifest, after: Manifest) -> None:
         """Count the steps and outcomes of collections."""
