@@ -264,8 +264,10 @@ class Outstanding:
         found = OffsetRanges.of((max(low, floor), high) for low, high in ranges)
         # A range that begins at the floor is possible only if another process has done a part of a gap.
         done = OffsetRanges(tuple(each for each in found.ranges if each[0] > floor)[:RANGES_MAX])
-        # Of too many dead letters, which several processes may have made at once, the rest is delivered again.
-        dead = OffsetRanges.of((offset, offset + 1) for offset in sorted(self._dead)[:DEAD_SAVED_MAX])
+        # Of too many dead letters, which several processes may have made at once, the rest is delivered again. One below
+        # the floor was acknowledged elsewhere.
+        kept = [offset for offset in sorted(self._dead) if offset >= floor][:DEAD_SAVED_MAX]
+        dead = OffsetRanges.of((offset, offset + 1) for offset in kept)
         return Progress(done, self._deliveries(floor), dead)
 
     def _deliveries(self, floor: int) -> dict[int, int]:
@@ -321,7 +323,7 @@ class Outstanding:
             if isinstance(item, Delivery):
                 self._attempts.setdefault(offset, 1)
                 self._bury(item)
-            elif offset >= self.read_limit:
+            elif offset >= self.read_limit and offset not in self.done_ahead:
                 self._dead[offset] = 0
 
 
