@@ -26,7 +26,7 @@ def test_message_that_one_process_acknowledged_is_no_dead_letter_of_another() ->
     assert Progress.from_json(Fields(progress.to_json(floor), "saved"), floor) == progress
 
 
-def test_saved_dead_letter_that_is_acknowledged_too_does_not_make_the_document_unreadable() -> None:
+def test_dead_letter_that_is_acknowledged_too_leaves_the_document_readable() -> None:
     ours = Outstanding(BEGIN, Progress(done=ranges(2, 5), dead=ranges(3, 4)))
 
     ours.passed(1, 0)

@@ -264,8 +264,8 @@ class Outstanding:
         found = OffsetRanges.of((max(low, floor), high) for low, high in ranges)
         # A range that begins at the floor is possible only if another process has done a part of a gap.
         done = OffsetRanges(tuple(each for each in found.ranges if each[0] > floor)[:RANGES_MAX])
-        # Of too many dead letters, which several processes may have made at once, the rest is delivered again. One below
-        # the floor was acknowledged elsewhere.
+        # Of too many dead letters, which several processes may have made at once, the rest is delivered again. Those
+        # below the floor were acknowledged elsewhere.
         kept = [offset for offset in sorted(self._dead) if offset >= floor][:DEAD_SAVED_MAX]
         dead = OffsetRanges.of((offset, offset + 1) for offset in kept)
         return Progress(done, self._deliveries(floor), dead)
