@@ -34,3 +34,14 @@ def test_dead_letter_that_is_acknowledged_too_leaves_the_document_readable() -> 
     floor, progress = ours.floor()[0], ours.progress()
     assert floor == 5
     assert Progress.from_json(Fields(progress.to_json(floor), "saved"), floor) == progress
+
+
+def test_dead_letter_below_where_another_process_has_come_to_is_forgotten_with_a_revived_one() -> None:
+    ours = Outstanding(BEGIN, Progress(dead=OffsetRanges.of([(3, 4), (9, 10)])))
+
+    # The other one has acknowledged 3, and has 9 delivered again.
+    ours.take_over(LogPosition(5, 0), Progress(), Progress(dead=OffsetRanges.of([(3, 4), (9, 10)])))
+
+    floor, progress = ours.floor()[0], ours.progress()
+    assert (floor, progress.dead.ranges) == (5, ())
+    assert Progress.from_json(Fields(progress.to_json(floor), "saved"), floor) == progress

@@ -58,8 +58,9 @@ class Outstanding:
         # By offset, how often a message was delivered; and how often it may have been, as is to be saved.
         self._attempts: dict[int, int] = dict(progress.deliveries)
         self._counted: dict[int, int] = {}
-        # Dead letters, and their times once they were read.
-        self._dead: dict[int, int] = dict.fromkeys(progress.dead.offsets(), 0)
+        # Dead letters, and their times once they were read. One that another process has acknowledged is none.
+        dead = progress.dead.offsets()
+        self._dead = {each: 0 for each in dead if each >= position.offset and each not in progress.done}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -264,10 +265,8 @@ class Outstanding:
         found = OffsetRanges.of((max(low, floor), high) for low, high in ranges)
         # A range that begins at the floor is possible only if another process has done a part of a gap.
         done = OffsetRanges(tuple(each for each in found.ranges if each[0] > floor)[:RANGES_MAX])
-        # Of too many dead letters, which several processes may have made at once, the rest is delivered again. Those
-        # below the floor were acknowledged elsewhere.
-        kept = [offset for offset in sorted(self._dead) if offset >= floor][:DEAD_SAVED_MAX]
-        dead = OffsetRanges.of((offset, offset + 1) for offset in kept)
+        # Of too many dead letters, which several processes may have made at once, the rest is delivered again.
+        dead = OffsetRanges.of((offset, offset + 1) for offset in sorted(self._dead)[:DEAD_SAVED_MAX])
         return Progress(done, self._deliveries(floor), dead)
 
     def _deliveries(self, floor: int) -> dict[int, int]:
@@ -308,7 +307,7 @@ class Outstanding:
         done = (progress.done | own.done | read).between(position.offset, U64_MAX)
         dead = {*progress.dead.offsets(), *own.dead.offsets()} - revived
         counts = {offset: count for offset, count in own.deliveries.items() if offset not in revived}
-        ranges = OffsetRanges.of((offset, offset + 1) for offset in dead if offset not in done)
+        ranges = OffsetRanges.of((offset, offset + 1) for offset in dead)
         self.begin_again(position, Progress(done, counts | progress.deliveries, ranges))
 
     def _take_over_dead(self, position: LogPosition, progress: Progress, before: Progress) -> None:
