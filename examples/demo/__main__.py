@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Con
     """Append the input to an empty store, let Dagster look after it, and show what it found and did."""
     origin, changes = read_input(repo)
     total = sum(map(len, changes.values()))
-    say = _Steps(console).say
+    say = partial(_say, console, itertools.count(1))
     say("Append", f"{total:,} file changes ({origin}), to a log for each of {len(changes)} folders")
     count = 0
     for part in parts(changes):
@@ -165,16 +166,9 @@ def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Con
     run_fleet(store, runs, say)
 
 
-class _Steps:
-    """Numbers the lines of the story."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._numbers = itertools.count(1)
-
-    def say(self, step: str, text: str) -> None:
-        """Print what a step did."""
-        self._console.print(f"{next(self._numbers)} [bold]{step:<9}[/] {text}")
+def _say(console: Console, numbers: Iterator[int], step: str, text: str) -> None:
+    """Print what a step did."""
+    console.print(f"{next(numbers)} [bold]{step:<9}[/] {text}")
 
 
 def _deleted(runs: DemoRuns) -> Recorded:
@@ -217,8 +211,12 @@ def show(
     packed: Recorded,
 ) -> None:
     """Print a row for each log, and what collection took; without ``sound``, the logs were not verified."""
-    columns = ("records", "bytes", "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound")
-    table = _table("What Dagster found and did", columns)
+    # No vertical lines: the table fits into 80 columns.
+    table = Table(title="What Dagster found and did", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("log", overflow="fold")
+    for column in ("records", "bytes", "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    verdicts = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: "[yellow]not verified[/]"}
     for state in states:
         log, numbers = state.log, state.numbers() if isinstance(state, LogState) else {}
         taken, tree = collected.get(log, {}), packed.get(log)
@@ -227,22 +225,9 @@ def show(
             *(f"{numbers[label]:,}" if numbers else "?" for label in ("records", "bytes")),
             *(f"{taken.get(label, 0):,}" for label in ("records", "objects")),
             "" if tree is None else f"{tree['snapshots_before']} to {tree['snapshots']}",
-            "[yellow]not verified[/]" if sound is None else _yes(log in sound),
+            verdicts[None if sound is None else log in sound],
         )
     console.print(table)
-
-
-def _table(title: str, columns: Iterable[str]) -> Table:
-    # No vertical lines: the table fits into 80 columns.
-    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("log", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _yes(found: bool) -> str:  # noqa: FBT001 - the answer itself
-    return "[green]yes[/]" if found else "[bold red]NO[/]"
 
 
 def compact_folders(
@@ -278,11 +263,9 @@ def run_fleet(store: ObjectStore, runs: DemoRuns, say: Callable[[str, str], None
     with Fleet.open(store, server="demo", options=FleetOptions(creates=True)) as fleet:
         for first in [fleet.submit(log, b"switched on") for log in FLEET]:
             first.result()
-        runs.roll_up()
-        say(
-            "Fleet",
-            f"one process appended to {len(FLEET)} more logs, and marked each in its dirty log: none needs work",
-        )
+        found = runs.roll_up()
+        text = f"one process appended to {len(FLEET)} more logs, and marked each in its dirty log"
+        say("Fleet", f"{text}: {len(found) or 'none'} to be maintained")
         for log in BUSY:
             for part in range(4):
                 fleet.append_many(log, [b"%d" % (part + number) for number in range(RECORDS_OF_BUSY // 4)])

@@ -82,7 +82,7 @@ class DemoRuns:
         return result.run_requests or ()
 
     def start_for_all(self, job: str, limits: Mapping[str, float] = _LIMITS) -> ExecuteInProcessResult:
-        """Do one run of a job that collects or verifies, over every log."""
+        """Do one run of a job over every log."""
         logs = self.logs()
         tags = {f"{_RANGE_TAG}_start": logs[0], f"{_RANGE_TAG}_end": logs[-1]}
         config = {"resources": {"collection": {"config": limits}}}

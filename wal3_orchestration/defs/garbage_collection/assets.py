@@ -210,12 +210,12 @@ def prune_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOpt
         return LogResult(log=log, refusal=orphans.refusal)
     if paths:
         try:
-            marked = Collector(store, log, options=options).prune_orphans(
+            pruned = Collector(store, log, options=options).prune_orphans(
                 paths, f"{len(paths)} objects nothing refers to"
             )
         except LogError as error:
             return LogResult(log=log, refusal=Refusal.of(error))
-        path = marked.path if isinstance(marked, PrunedGarbage) else ""
+        path = pruned.path if isinstance(pruned, PrunedGarbage) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
     return LogResult(
         log=log, notable=bool(paths), metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path}
