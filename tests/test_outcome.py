@@ -210,7 +210,7 @@ def interrupted(act: Callable[[], object], line: int) -> bool:
         return interrupt
 
     before = sys.gettrace()
-    sys.settrace(interrupt)  # type: ignore[arg-type]
+    sys.settrace(interrupt)  # type: ignore[arg-type]  # it returns itself, which no type says
     with contextlib.suppress(KeyboardInterrupt):
         act()
     sys.settrace(before)
@@ -275,7 +275,7 @@ def test_reader_that_joins_an_interrupted_load_loads_for_itself() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(shared_runtime(), name)
 
-    cache._runtime = Interrupting()  # type: ignore[assignment]
+    cache._runtime = Interrupting()  # type: ignore[assignment]  # a runtime by its __getattr__
     with pytest.raises(KeyboardInterrupt):
         cache.begin("key", lambda: 1, COMMON)
 

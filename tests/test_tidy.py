@@ -58,6 +58,15 @@ def test_name_of_a_test_is_a_short_claim() -> None:
                 assert len(function.name) <= TEST_NAME_LENGTH_MAX, f"{path}:{function.name}: {len(function.name)}"
 
 
+def test_each_exception_to_a_rule_has_its_reason_beside_it() -> None:
+    bare = re.compile(r"# (noqa(: [A-Z0-9, ]+)?|type: ignore(\[[a-z, -]+\])?) *$", re.MULTILINE)
+    for path in EVERYTHING:
+        text = path.read_text()
+        assert [text.count("\n", 0, each.start()) + 1 for each in bare.finditer(text)] == [], (
+            f"{path}: without a reason"
+        )
+
+
 def test_module_says_what_it_is_and_is_named_for_it() -> None:
     for path in SOURCES:
         tree = parsed(path)

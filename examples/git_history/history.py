@@ -160,8 +160,9 @@ def _skip_present(history: _History, changes: Iterator[_Change], reader: LogRead
     number = 0
     for record in reader.records(None, Limits(offset=next_offset)):
         change = None
-        # Records that were collected, or compacted away, are skipped; the last turn's number and change are used below.
-        for number, change in enumerate(islice(changes, record.offset - number), start=number + 1):  # noqa: B007, B020
+        # Records that were collected, or compacted away, are skipped.
+        skipped = islice(changes, record.offset - number)
+        for number, change in enumerate(skipped, start=number + 1):  # noqa: B007, B020 - the last turn's are used below
             pass
         if change is None or number != record.offset or not _is_record_of(change, record):
             raise _differs(history, record)

@@ -28,7 +28,7 @@ def records(store: ObjectStore, log: str) -> list[Record]:
 
 
 @pytest.mark.parametrize("older", [True, False])
-def test_log_is_rebuilt_as_printed(older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_log_is_rebuilt_as_printed(*, older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing, appending, beginning = (
         textwrap.dedent(block) for block in BLOCK.findall(PAGE.read_text().partition("## Rebuild a log")[2])
     )

@@ -36,7 +36,7 @@ def test_dead_letter_that_is_acknowledged_too_leaves_the_document_readable() -> 
     assert Progress.from_json(Fields(progress.to_json(floor), "saved"), floor) == progress
 
 
-def test_dead_letter_below_where_another_process_has_come_to_is_forgotten_with_a_revived_one() -> None:
+def test_dead_letter_below_where_another_process_is_goes_when_one_is_revived() -> None:
     ours = Outstanding(BEGIN, Progress(dead=OffsetRanges.of([(3, 4), (9, 10)])))
 
     # The other one has acknowledged 3, and has 9 delivered again.

@@ -87,8 +87,8 @@ def new_item(fields: Mapping[str, object]) -> NewItem:
         raise errors.InvalidRequestError("expected value (base64) or text (UTF-8), found neither")
     key = fields.get("dedupe_key")
     others = {name: fields[name] for name in ("deadline_us", "delay_s", "priority") if fields.get(name) is not None}
-    # NewItem checks the types.
-    return NewItem(value, dedupe_key=None if key is None else arguments.text(key, "dedupe_key").encode(), **others)  # type: ignore[arg-type]
+    encoded = None if key is None else arguments.text(key, "dedupe_key").encode()
+    return NewItem(value, dedupe_key=encoded, **others)  # type: ignore[arg-type]  # NewItem checks the types
 
 
 def given_fields(value: NewItem | Operation) -> Json:

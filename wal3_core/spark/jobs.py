@@ -353,12 +353,11 @@ def _tagged(context: SparkContext, name: str, watch: JobWatch) -> Iterator[None]
 def _remote(spark: SparkSession, watch: JobWatch) -> Iterator[None]:
     """Have the server and the tasks say what was run again: each may say less than was."""
     progress = ConnectProgress()
-    # A function will do, whatever the types say.
-    spark.registerProgressHandler(progress)  # type: ignore[arg-type]
+    spark.registerProgressHandler(progress)  # type: ignore[arg-type]  # any callable will do
     try:
         yield
     finally:
-        spark.removeProgressHandler(progress)  # type: ignore[arg-type]
+        spark.removeProgressHandler(progress)  # type: ignore[arg-type]  # as above
         found = progress.retried()
         watch.retried = replace(found, num_tasks=max(found.num_tasks, watch.earlier))
 
@@ -469,13 +468,13 @@ class _Records:
 
     def __init__(self, context: SparkContext) -> None:
         assert context._jvm is not None  # noqa: SLF001 - see the module
-        assert context._gateway is not None  # noqa: SLF001
+        assert context._gateway is not None  # noqa: SLF001 - see the module
         self._tracker = context.statusTracker()
-        self._scala = context._jsc.sc()  # noqa: SLF001
+        self._scala = context._jsc.sc()  # noqa: SLF001 - see the module
         self._store = self._scala.statusStore()
-        self._kinds = context._jvm.org.apache.spark.status.api.v1  # noqa: SLF001
-        self._list = context._jvm.java.util.ArrayList  # noqa: SLF001
-        self._no_quantiles = context._gateway.new_array(context._jvm.double, 0)  # noqa: SLF001
+        self._kinds = context._jvm.org.apache.spark.status.api.v1  # noqa: SLF001 - see the module
+        self._list = context._jvm.java.util.ArrayList  # noqa: SLF001 - see the module
+        self._no_quantiles = context._gateway.new_array(context._jvm.double, 0)  # noqa: SLF001 - see the module
 
     def stage_attempts(self, tag: str) -> Iterator[JavaObject]:
         """Go through all attempts of the stages of a tag's jobs."""

@@ -99,19 +99,19 @@ class StoreScope:
 
     def store(self, context: Context) -> StoreResource:
         """Return the store's resource."""
-        return self._resource(context, "store")  # type: ignore[no-any-return]
+        return self._resource(context, "store")  # type: ignore[no-any-return]  # by its name only
 
     def collection(self, context: Context) -> CollectionResource:
         """Return the limits of collections, and the thresholds of checks."""
-        return self._resource(context, "collection")  # type: ignore[no-any-return]
+        return self._resource(context, "collection")  # type: ignore[no-any-return]  # by its name only
 
     def rollup(self, context: Context) -> RollUpResource:
         """Return when marked logs are maintained, and the thresholds of the checks of dirty logs."""
-        return self._resource(context, "rollup")  # type: ignore[no-any-return]
+        return self._resource(context, "rollup")  # type: ignore[no-any-return]  # by its name only
 
     def spark(self, context: Context) -> LazyPySparkResource:
         """Return the Spark session's resource; the session is not started by this."""
-        return self._resource(context, "spark")  # type: ignore[no-any-return]
+        return self._resource(context, "spark")  # type: ignore[no-any-return]  # by its name only
 
     def known_logs(self, instance: DagsterInstance) -> list[str]:
         """Return the logs that discovery has found, in their order."""

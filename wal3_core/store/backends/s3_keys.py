@@ -82,8 +82,8 @@ class S3Account:
 
         StoreDeniedError when their file cannot be read.
         """
-        # The same as boto3's clients; it has no public name.
-        named = self._session._session.get_config_variable("ca_bundle")  # noqa: SLF001
+        # The same as boto3's clients.
+        named = self._session._session.get_config_variable("ca_bundle")  # noqa: SLF001 - it has no public name
         path = named or os.environ.get("REQUESTS_CA_BUNDLE")
         try:
             return Path(path).read_bytes() if path else None
