@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 _PATH = "worker_stacks"
+_FIRST = ("Fatal ", "Current thread ")
 _DIED = pytest.StashKey[dict[str, str]]()
 
 
@@ -41,4 +42,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show them."""
     for worker, stacks in terminalreporter.config.stash.get(_DIED, {}).items():
         terminalreporter.section(f"stacks of {worker} when it died")
-        terminalreporter.write_line(stacks or "none: no signal ended it that can be caught")
+        terminalreporter.write_line(_culprit_first(stacks) or "none: no signal ended it that can be caught")
+
+
+def _culprit_first(stacks: str) -> str:
+    """Put the thread that the signal ended before the others: of a long output, the beginning is kept."""
+    return "\n\n".join(sorted(stacks.split("\n\n"), key=lambda part: not part.startswith(_FIRST)))
