@@ -89,7 +89,7 @@ class Seldom:
         self._until_s = float("-inf")
         self._left_out = 0
         # Held by the thread that looks at the clock; another one need not wait for it to know that it comes too soon.
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
 
     def warn(self, text: str, *arguments: object) -> None:
         """Log a message; from any thread."""
@@ -103,7 +103,7 @@ class Seldom:
         self._logger.warning(text, *arguments)
 
     def _is_due(self) -> bool:
-        if not self._looking.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return False
         try:
             now_s = self._runtime.monotonic_s()
@@ -112,4 +112,4 @@ class Seldom:
                 self._until_s = now_s + _QUIET_S
             return is_due
         finally:
-            self._looking.release()
+            self._lock.release()
