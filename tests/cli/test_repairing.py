@@ -62,6 +62,8 @@ def test_what_cannot_be_repaired_is_named_and_the_exit_code_is_one(wal3: Command
 def test_missing_copy_and_the_log_itself_are_invalid_requests(wal3: Command, tmp_path: Path) -> None:
     damaged(wal3, tmp_path / "backup")
 
-    assert wal3("repair", "a", "--from", str(tmp_path / "backup")).exit_code == 2
+    missing = wal3("repair", "a", "--from", str(tmp_path / "backup"))
+    assert missing.exit_code == 2
+    assert "/backup/a: expected a copy to repair from, found no log: name the copy's store and log" in missing.stderr
     assert wal3("repair", "a", "--from", wal3.url).exit_code == 2
     assert wal3("repair", "a").exit_code == 2

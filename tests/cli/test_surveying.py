@@ -352,7 +352,7 @@ def test_scrub_shows_each_bad_object_once_as_it_is_stored_and_where_to_read_on(w
         assert max(map(len, block)) <= 100
         assert section in SECTIONS
     [what] = [lines[number + 1] for number, line in enumerate(lines) if cut.name in line]
-    assert re.fullmatch(r"  fragment \d+: the file's bytes changed: expected \d+ bytes, found \d+", what)
+    assert re.fullmatch(r"  fragment (\d+), offsets \1 to \1: the file's bytes changed: expected \d+ bytes, .*", what)
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
@@ -373,7 +373,8 @@ def test_damage_met_by_another_command_is_named_as_stored_with_the_next_command(
 
     assert result.exit_code == 1
     error, following = result.stderr.splitlines()
-    assert error.startswith(f"Error: fragment 1 ({wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}): ")
+    where = f"{wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}"
+    assert error.startswith(f"Error: fragment 1, offsets 1 to 5 ({where}): ")
     section = "a-check-turns-red-the-log-is-unsound"
     assert following == f"  next: `wal3 scrub team/orders` shows all that is damaged; docs/operations.md#{section}"
 

@@ -1,19 +1,24 @@
-"""The recipe that rebuilds a log from its files, as it is printed, brings back every record at its offset."""
+"""The recipes that rebuild a log from its files, or keep what is left of a damaged one, do so as they are printed."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from wal3_core import LogReader, LogWriter, Message, Record, open_store, scrub
+from wal3_core.options import Limits
 from wal3_core.store.object_store import ObjectStore
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "production" / "backup.md"
 BLOCK = re.compile(r"^   ```python\n(.*?)^   ```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(BLOCK.pattern.replace("python", "sh"), BLOCK.flags)
 MANIFEST = "LOG/manifest/MANIFEST.json"
 
 
@@ -23,8 +28,8 @@ def append(store: ObjectStore, first: int, count: int) -> None:
             writer.append_many([Message(b"%d" % number, key=b"k"), Message(None, key=b"gone")])
 
 
-def records(store: ObjectStore, log: str) -> list[Record]:
-    return list(LogReader.open(store, log).records())
+def records(store: ObjectStore, log: str, start: int | None = None, limit: int | None = None) -> list[Record]:
+    return list(LogReader.open(store, log).records(start, Limits(offset=limit)))
 
 
 @pytest.mark.parametrize("older", [True, False])
@@ -60,3 +65,23 @@ def test_log_is_rebuilt_as_printed(*, older: bool, tmp_path: Path, monkeypatch: 
     ]
     assert older or [each.timestamp_us for each in found] == [each.timestamp_us for each in held]
     assert scrub(store, rebuilt).sound
+
+
+def test_what_is_left_of_a_damaged_log_is_kept_as_printed(tmp_path: Path) -> None:
+    [commands] = SHELL.findall(PAGE.read_text().partition("## Keep what is left")[2].partition("## Rebuild")[0])
+    store = open_store((tmp_path / "store").as_uri())
+    append(store, 0, 5)
+    [third] = (tmp_path / "store").rglob(f"FragmentSeqNo={3:016x}.parquet")
+    third.write_bytes(third.read_bytes()[:-9])
+    [problem] = scrub(store, "LOG").problems
+    assert problem.message.startswith("fragment 3, offsets 5 to 6 (")
+    kept = records(store, "LOG", limit=5) + records(store, "LOG", start=7)
+
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "WAL3_STORE": store.url}
+    subprocess.run(["bash", "-c", textwrap.dedent(commands)], env=environment, timeout=120, check=True)
+
+    found = records(store, "NEW")
+    assert [(each.key, each.body) for each in found] == [(each.key, each.body) for each in kept]
+    assert [each.offset for each in found] == list(range(1, 9))
+    assert scrub(store, "NEW").sound

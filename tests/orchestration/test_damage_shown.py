@@ -89,9 +89,9 @@ def test_damaged_fragment_is_shown_with_its_file_offsets_and_next_command(
     (problem,) = shown["problems"]
     assert (problem["file"], problem["start_offset"], problem["limit_offset"]) == (shown["file"], 13, 16)
     sentence = _sentence(result, "verification")
-    assert sentence.startswith("1 of 1 logs: team/orders: sound: 1 problem: fragment 5 ")
-    assert sentence.count(shown["file"]) == 1
-    assert f" (offsets 13 to 15). Next: {command}. See {shown['runbook']}" in sentence
+    assert sentence.startswith("1 of 1 logs: team/orders: sound: 1 problem: fragment 5, offsets 13 to 15 ")
+    assert sentence.count(shown["file"]) == sentence.count("offsets") == 1
+    assert f". Next: {command}. See {shown['runbook']}" in sentence
 
 
 @pytest.mark.slow

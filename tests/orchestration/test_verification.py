@@ -131,7 +131,7 @@ def test_damaged_fragment_fails_only_its_log_and_stops_downstream_assets(
     assert (failed.passed, failed.severity) == (False, AssetCheckSeverity.ERROR)
     assert fragment in str(failed.metadata["problems"].value)
     assert failed.description is not None
-    assert failed.description.startswith("beta/one: 1 problem: fragment 1 ")
+    assert failed.description.startswith("beta/one: 1 problem: fragment 1, offsets 1 to 3 ")
 
 
 @pytest.mark.slow

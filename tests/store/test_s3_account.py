@@ -100,6 +100,29 @@ def test_requests_go_where_those_of_boto3_go(
     check_requests_go_there(config, monkeypatch, variables, profile)
 
 
+@pytest.mark.parametrize(
+    ("variables", "profile", "option", "region"),
+    [
+        ({}, "", "", "us-east-1"),
+        ({"AWS_REGION": "eu-west-1"}, "", "", "eu-west-1"),
+        ({"AWS_REGION": "eu-west-1"}, "region=eu-west-2", "", "eu-west-2"),
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-3"}, "region=eu-west-2", "", "eu-west-3"),
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-3"}, "", "&region=eu-north-1", "eu-north-1"),
+    ],
+)
+def test_region_is_that_of_the_url_or_of_boto3_or_of_the_other_tools_of_aws(
+    config: Path, monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], profile: str, option: str, region: str
+) -> None:
+    config.write_text(f"[default]\n{profile}\n")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    for name, value in {**variables, "HTTPS_PROXY": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+
+    asked = url_of_store(f"s3://{BUCKET}?timeout_s=0{option}")
+
+    assert asked == f"https://{BUCKET}.s3{'' if region == 'us-east-1' else f'.{region}'}.amazonaws.com/x"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", ["dotted.bucket", "Old_Bucket"])
 @pytest.mark.parametrize("profile", ["", "use_fips_endpoint=true", "s3 =\n  addressing_style = virtual"])

@@ -59,6 +59,10 @@ class FragmentPointer(Stored):
         """Whether the fragment replaces others, and so may have gaps."""
         return self.num_records != self.limit.offset - self.start.offset or self.first_seq_no != self.seq_no
 
+    def named(self, place: str) -> str:
+        """Name it in errors: its number, its records, and where it is stored."""
+        return f"fragment {self.seq_no}, offsets {self.start.offset} to {self.limit.offset - 1} ({place})"
+
     @property
     def last_seq_no(self) -> FragmentSeqNo:
         """The highest seq_no it covers."""

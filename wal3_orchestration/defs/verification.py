@@ -53,10 +53,10 @@ class DamagedObject:
         return "" if self.offsets is None else f"{self.offsets[0]} to {self.offsets[1] - 1}"
 
     def __str__(self) -> str:
-        """Say what is wrong, where the object is unless the problem names it, and which records it holds."""
+        """Say what is wrong; where the object is, and which records it holds, unless the problem says it."""
         file = "" if self.file in self.problem.message else f"file {self.file}"
         offsets = f"offsets {self.offsets_text}" if self.offsets else ""
-        further = ", ".join(filter(None, (file, offsets)))
+        further = ", ".join(each for each in (file, offsets) if each not in self.problem.message)
         return f"{self.problem.message} ({further})" if further else self.problem.message
 
 

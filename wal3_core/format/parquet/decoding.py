@@ -85,7 +85,7 @@ def decode(
     ``expanded_bytes_max`` plus 64 MiB; a file that declares a larger size is refused before memory is
     allocated for it.
     """
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     data = memoryview(data)
     with refusing(data, what):
         file = opened(data, pointer, what)
@@ -118,7 +118,7 @@ def _with_keys(table: pa.Table) -> pa.Table:
 
 def open_fragment(data: memoryview, pointer: FragmentPointer, *, what: str = "") -> Opened:
     """Read a file's footer, which is all that ``data`` need hold; CorruptError unless it is one of such a fragment."""
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     with refusing(data, what):
         return opened(data, pointer, what)
 
@@ -132,7 +132,7 @@ def decode_keys(
     and, where present, the file's own metadata are checked; the setsum is not, since that takes the bodies.
     ``file`` is what ``open_fragment`` has read of it.
     """
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     with refusing(data, what):
         file = file or opened(data, pointer, what)
         groups = groups_named(file, what)
@@ -155,7 +155,7 @@ def key_ranges(
 
     They are the bodies' as well in a file with keys that does not say which records are tombstone records.
     """
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     file = file or open_fragment(data, pointer, what=what)
     chunks = chunks_of(file.footer, file.columns, _key_columns(file)).chunks
     ranges = sorted((chunk.start, chunk.limit) for chunk in chunks)
@@ -197,7 +197,7 @@ def read_arrangement(
 
     The groups hold as many records as the file's row groups, and add up to the pointer's setsum.
     """
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     with refusing(data, what):
         file = file or opened(data, pointer, what)
         if file.columns != ARRANGED:
@@ -228,7 +228,7 @@ def decode_groups(
     Of ``data`` only these groups, at their places, and the footer need be the file's. Page checksums, positions, the
     order of the keys, and each group's count and setsum are checked.
     """
-    what = what or named(pointer)
+    what = what or pointer.named(pointer.path)
     with refusing(data, what):
         file = opened(data, pointer, what, arrangement.footer)
         stored = read_table(data, file, what, expanded_bytes_max, numbers=numbers)
@@ -312,11 +312,6 @@ def _u64_column(table: pa.Table, name: str, what: str) -> Offsets:
     if column.null_count:
         raise unreadable(what, f"column {name}: expected no nulls, found {column.null_count}")
     return np.asarray(column.to_numpy(), dtype=np.uint64)
-
-
-def named(pointer: FragmentPointer) -> str:
-    """Name a fragment in errors."""
-    return f"fragment {pointer.seq_no} ({pointer.path})"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
     LogError,
+    LogNotFoundError,
     StoreDeniedError,
     UnavailableError,
 )
@@ -297,9 +298,13 @@ class RepairSource:
 
     def __init__(self, copy: LogAt, runtime: Runtime) -> None:
         self._reading = replace(copy.reading, verify=True)
-        self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
         self._stores = LogStores(copy.store, copy.log, runtime=runtime, retry=copy.reading.retry)
         self.url = self._stores.url
+        try:
+            self._reader = LogReader.open(copy.store, copy.log, options=self._reading, runtime=runtime)
+        except LogNotFoundError as error:
+            message = f"log {self.url}: expected a copy to repair from, found no log: name the copy's store and log"
+            raise LogNotFoundError(message) from error
 
     def fragment(self, pointer: FragmentPointer) -> bytes:
         """Return the bytes that a pointer of the log names; UnrepairableError when the copy does not give them."""

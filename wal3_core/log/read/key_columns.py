@@ -100,7 +100,7 @@ class _PartOfFile:
     def __init__(self, store: ObjectStore, pointer: FragmentPointer, ending: bytes | None = None) -> None:
         self._store = store
         self._pointer = pointer
-        self.what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
+        self.what = pointer.named(object_url(store, pointer.path))
         num_bytes = pointer.num_bytes
         if ending is not None:
             self._limit = num_bytes - len(ending)

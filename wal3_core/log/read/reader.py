@@ -96,7 +96,7 @@ def read_fragment(
 
     CorruptError when they are not what the pointer says, also when they are read once more.
     """
-    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
+    what = pointer.named(object_url(store, pointer.path))
 
     def read() -> tuple[bytes, Fragment]:
         data = read_part(store, pointer, 0, pointer.num_bytes, what=what)

@@ -130,7 +130,9 @@ class S3Account:
                     read_timeout=_READ_S,
                     retries={"total_max_attempts": _TRIES, "mode": "standard"},
                 )
-                region = self._options.get("region") or self._session.region_name or "us-east-1"
+                # boto3 does not read AWS_REGION, which all other tools of AWS do.
+                region = self._options.get("region") or self._session.region_name or os.environ.get("AWS_REGION")
+                region = region or "us-east-1"
                 endpoint = self._options.get("endpoint")
                 self._made = self._session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
             return self._made

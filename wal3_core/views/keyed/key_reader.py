@@ -333,7 +333,7 @@ class KeyReader:
         found = table.take(pa.array(places[places < len(table)]))
         right = np.array_equal(found["offset"].to_numpy(), wanted)
         if not right or not all(match.fits(key) for key in found["key"].to_pylist()):
-            what = f"fragment {hit.pointer.seq_no} ({object_url(self.stores.objects, hit.pointer.path)})"
+            what = hit.pointer.named(object_url(self.stores.objects, hit.pointer.path))
             raise unreadable(what, "expected the keys that its key columns had when they were read, found others")
         return found
 
