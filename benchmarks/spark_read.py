@@ -1,6 +1,6 @@
-"""Read one log in Spark, verified, beside its Parquet files read by Spark itself: all columns, and offset and body.
+"""Read one log in Spark, verified, beside its Parquet files read by Spark itself: all they hold, and offset and body.
 
-Beside both, a Python data source that only yields such batches: what Spark lets any of them reach. Then not
+Beside these, a Python data source that only yields such batches: what Spark lets any of them reach. Then not
 verified, with other columns, with other numbers of tasks, and as a stream.
 
 Then write its bodies to new logs: by one task each, whose fragments are installed as they are, and by several tasks,
@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.spark import local_session, verify_logs
+from wal3_core.spark.columns import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,6 +127,7 @@ def beside_parquet(spark: SparkSession, url: str, parquet: str, *, records: int,
         records,
         {
             "wal3, verified, all columns": ours,
+            "the same with log and fragment": lambda: ours(columns=",".join(COLUMNS)),
             "spark.read.parquet, all columns": lambda: discard(spark.read.parquet(parquet)),
             "wal3, verified, offset and body": lambda: ours(columns="offset,body"),
             "spark.read.parquet, offset and body": lambda: discard(
@@ -137,24 +139,22 @@ def beside_parquet(spark: SparkSession, url: str, parquet: str, *, records: int,
     for columns in ("all columns", "offset and body"):
         ratio = found[f"spark.read.parquet, {columns}"] / found[f"wal3, verified, {columns}"]
         print(f"wal3, verified, of spark.read.parquet, {columns:16} {ratio:5.2f}")
-    wanted = "offset,timestamp_us,key,body"
     timed(
         records,
         {
-            "wal3, not verified": lambda: ours(columns=wanted, verify="false"),
+            "wal3, not verified": lambda: ours(verify="false"),
             "wal3, verified, offset only": lambda: ours(columns="offset"),
-            "wal3, verified, four tasks a core": lambda: ours(columns=wanted, partitions=str(4 * CORES)),
-            "wal3, not verified, a task a fragment": lambda: ours(columns=wanted, verify="false", partitions="9999"),
+            "wal3, verified, four tasks a core": lambda: ours(partitions=str(4 * CORES)),
+            "wal3, not verified, a task a fragment": lambda: ours(verify="false", partitions="9999"),
         },
     )
 
 
-def stream_and_write(spark: SparkSession, url: str, parquet: str, columns: str, records: int) -> None:
+def stream_and_write(spark: SparkSession, url: str, parquet: str, records: int) -> None:
     numbers = count()
 
     def follow() -> None:
-        options = {"store": url, "log": LOG, "columns": columns}
-        writer = spark.readStream.format("wal3").options(**options).load().writeStream.format("noop")
+        writer = spark.readStream.format("wal3").options(store=url, log=LOG).load().writeStream.format("noop")
         writer = writer.option("checkpointLocation", f"{url}-checkpoints/{next(numbers)}")
         writer.trigger(availableNow=True).start().awaitTermination()
 
@@ -181,7 +181,7 @@ def main() -> None:
         timed(records, {"LogReader.batches, verified, no Spark": lambda: sum(len(each) for each in reader.batches())})
         parquet = f"{url}/{LOG}/Life={reader.manifest().log_id}/log"
         beside_parquet(spark, url, parquet, records=records, record_bytes=record_bytes)
-        stream_and_write(spark, url, parquet, "offset,timestamp_us,key,body", records)
+        stream_and_write(spark, url, parquet, records)
         timed(records, {"verify_logs": lambda: [each.num_records for each in verify_logs(spark, url, [LOG])]})
         spark.stop()
 

@@ -15,6 +15,7 @@ from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
 from wal3_core.format.record import Record
 from wal3_core.log.maintain.copy.copier import LogAt, copy
+from wal3_core.spark.columns import COLUMNS
 from wal3_core.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.spark
+EVERY_COLUMN = ",".join(COLUMNS)
+WORKERS_LOG = "spark.sql.pyspark.worker.logging.enabled"
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -43,7 +46,7 @@ def offsets(frame: DataFrame) -> list[int]:
 def test_columns_and_values_are_those_of_the_reader(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a/x", fragments=3)
 
-    rows = read(log="a/x").collect()
+    rows = read(log="a/x", columns=EVERY_COLUMN).collect()
 
     expected: list[tuple[str, Record]] = [
         (pointer.path, record)
@@ -53,8 +56,20 @@ def test_columns_and_values_are_those_of_the_reader(read: Callable[..., DataFram
     assert [tuple(row) for row in rows] == [
         ("a/x", record.offset, record.timestamp_us, record.key, record.body, path) for path, record in expected
     ]
-    assert read(log="a/x").columns == ["log", "offset", "timestamp_us", "key", "body", "fragment"]
     assert {(row["key"] is None, row["body"] is None) for row in rows} == {(True, False), (False, False), (False, True)}
+
+
+def test_log_and_fragment_are_columns_where_they_are_asked_for(
+    read: Callable[..., DataFrame], local_store: ObjectStore
+) -> None:
+    fill(local_store, "a/x", fragments=1)
+    of_records = ["offset", "timestamp_us", "key", "body"]
+
+    assert read(log="a/x").columns == of_records
+    for options in ({"logs": "a/x"}, {"prefix": "a"}):
+        assert read(**options).columns == ["log", *of_records]
+        assert read(**options).first()["log"] == "a/x"
+    assert read(log="a/x", columns="fragment, log").columns == ["fragment", "log"]
 
 
 PREDICATES: list[tuple[str, Callable[[Row], bool]]] = [
@@ -81,7 +96,7 @@ class TwoLogs:
     rows: list[Row]
 
     def where(self, condition: str) -> list[str]:
-        options = {"store": self.url, "logs": "a, b", "push_filters": "true"}
+        options = {"store": self.url, "logs": "a, b", "push_filters": "true", "columns": EVERY_COLUMN}
         return shown(self.spark.read.format("wal3").options(**options).load().where(condition).collect())
 
 
@@ -104,7 +119,7 @@ def two_logs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> T
     url = tmp_path_factory.mktemp("predicates").as_uri()
     for log in ("a", "b"):
         fill(open_store(url), log, fragments=3)
-    frame = spark.read.format("wal3").options(store=url, logs="a, b").load()
+    frame = spark.read.format("wal3").options(store=url, logs="a, b", columns=EVERY_COLUMN).load()
     return TwoLogs(spark, url, frame.collect())
 
 
@@ -146,6 +161,20 @@ def test_pushed_filters_read_only_the_fragments_that_hold_the_range(
     for condition in ("offset >= 21 and offset < 41", f"timestamp_us >= {start} and timestamp_us < {limit}"):
         frame = read(logs="a,b", push_filters=True)
         assert offsets(frame.where("log = 'a'").where(condition)) == [*range(21, 41)]
+
+
+@pytest.mark.usefixtures("pushing")
+def test_filters_that_stay_above_are_said_once_in_the_log_of_the_plan(spark: SparkSession, two_logs: TwoLogs) -> None:
+    spark.conf.set(WORKERS_LOG, "true")
+    two_logs.where("offset > 3 and offset != 5 and fragment like '%02.parquet'")
+
+    logged = spark.tvf.python_worker_logs().where("logger = 'wal3.spark'").select("level", "msg").collect()
+    spark.conf.unset(WORKERS_LOG)
+
+    expected = "read of logs a,b: filters that do not bound it, which Spark applies to all records read: "
+    assert [(row["level"], row["msg"]) for row in logged] == [
+        ("WARNING", f"{expected}Not EqualTo(offset), StringEndsWith(fragment)")
+    ]
 
 
 @pytest.mark.usefixtures("pushing")

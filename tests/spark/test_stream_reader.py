@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from itertools import chain
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.spark.logs import collect, fill
+from tests.stores import LOG_ID
 from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate, undo_destroy
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
 from wal3_core.format.manifest import BEING_DESTROYED, Seal
@@ -310,6 +313,51 @@ def test_offsets_pass_through_json_and_others_are_refused(local_store: ObjectSto
     for wrong in ({}, {"id": log_id, "first": 5, "offset": 3}, {"id": "x", "first": 1, "offset": 3}, 7):
         with pytest.raises(CorruptError, match="offset of the stream in log"):
             from_json({"a": wrong})
+
+
+def test_offsets_of_many_logs_name_those_that_moved() -> None:
+    def plus(places: dict[str, Reached], *numbers: int) -> dict[str, Reached]:
+        return places | {f"p/{number}": Reached(LOG_ID, 1, 9) for number in numbers}
+
+    places = {f"p/{number}": Reached(LOG_ID, 1, 1 + number % 3) for number in range(200)}
+    # As earlier versions wrote them.
+    by_name: OffsetJson = {log: place.to_json() for log, place in places.items()}
+
+    first = to_json(places, before=by_name)
+    assert from_json(by_name) == from_json(first) == places
+    assert set(first) == {"*"}
+    second = to_json(plus(places, 7, 200), before=first)
+    assert (set(second), second["*"]) == ({"*", "p/7", "p/200"}, first["*"])
+    assert from_json(plain(second)) == plus(places, 7, 200)
+    assert set(to_json(plus(places, *range(30)), before=second)) == {"*"}
+    fewer = {log: place for log, place in places.items() if log != "p/7"}
+    assert from_json(to_json(fewer, before=second)) == fewer
+    assert len(json.dumps(first)) < len(json.dumps(by_name)) / 2
+    for wrong in ("", "x", str(first["*"])[8:], base64.b64encode(zlib.compress(b"[1]")).decode(), 7):
+        with pytest.raises(CorruptError, match="expected packed places of logs"):
+            from_json({"*": wrong})
+
+
+def test_stream_of_many_logs_goes_on_where_it_was(local_url: str, local_store: ObjectStore) -> None:
+    logs = [f"p/{number}" for number in range(110)]
+    for log in logs:
+        fill(local_store, log, fragments=1)
+    query, old = Query(local_url, prefix="p"), Query(local_url, prefix="p")
+    assert len(query.batch()) == len(logs) * 10
+    old.at = {log: place.to_json() for log, place in from_json(query.at or {}).items()}
+
+    for each in (query, old):
+        assert each.next_end() == (each.at, each.at)
+        each.restart()
+    fill(local_store, "p/3", fragments=1)
+    fill(local_store, "p/new", fragments=1)
+
+    expected = of("p/3", range(11, 21)) + of("p/new", range(1, 11))
+    assert query.batch() == old.batch() == expected
+    assert set(query.at or {}) == {"", "*", "p/3", "p/new"}
+    assert from_json(query.at or {}) == from_json(old.at or {})
+    query.restart()
+    assert query.batch() == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from wal3_core import LogReader, LogWriter, UnavailableError, WriterOptions, mig
 from wal3_core.errors import CollectionRefusedError, LogError, UnknownDurabilityError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
-from wal3_core.spark import sink
+from wal3_core.spark import sink, stream
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.requests import StreamRequest, WriteRequest
 from wal3_core.spark.sink import LogStreamSinkWriter, Staged
@@ -238,6 +238,9 @@ def test_each_record_arrives_once_whatever_comes_together(
     local_url: str, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print(f"replay: WAL3_TEST_SEED={SEED} WAL3_TEST_OPERATIONS={OPERATIONS} pytest {__file__}")
+    # A few logs are many.
+    monkeypatch.setattr(stream, "_PACKED_LOGS_MIN", 4)
+    monkeypatch.setattr(stream, "_NAMED_SHARE", 3)
     world = World(local_url, local_store, monkeypatch)
 
     for _ in range(OPERATIONS):

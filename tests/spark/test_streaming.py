@@ -12,8 +12,12 @@ from pyspark.errors import StreamingQueryException
 from tests.spark.logs import fill
 from tests.spark.queries import until_connected
 from wal3_core import LogReader, open_store
+from wal3_core.format.manifest import Manifest
+from wal3_core.format.paths import LogId
+from wal3_core.runtime import shared_runtime
 from wal3_core.store.documents.cursor_store import CursorStore
-from wal3_core.store.object_store import ObjectStore
+from wal3_core.store.documents.manifest_store import ManifestStore
+from wal3_core.store.object_store import ObjectStore, log_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,6 +73,25 @@ def test_stream_gives_each_record_once_over_restarts_and_finds_new_logs(
 
     rows = sorted((row["log"], row["offset"]) for row in spark.read.parquet(str(found)).collect())
     assert rows == [("p/a", offset) for offset in range(1, 31)] + [("p/new", offset) for offset in range(1, 11)]
+
+
+def test_checkpoint_of_version_0_1_0_is_gone_on_with(
+    spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
+) -> None:
+    """Its query died in its first batch, which takes four records of p/a and three of p/b."""
+    found, checkpoint = tmp_path / "found", tmp_path / "checkpoint"
+    shutil.copytree(Path(__file__).parent.parent / "golden" / "stream_checkpoint", checkpoint)
+    for log, digit in (("p/a", "a"), ("p/b", "b")):
+        initial = Manifest.initial(log_id=LogId(32 * digit), writer="test", timestamp_us=1)
+        ManifestStore(log_store(local_store, log), shared_runtime()).create(initial)
+        fill(local_store, log, fragments=1)
+
+    run(stream(spark, local_url).select("log", "offset"), "parquet", checkpoint, path=str(found))
+
+    rows = sorted((row["log"], row["offset"]) for row in spark.read.parquet(str(found)).collect())
+    assert rows == [(log, offset) for log in ("p/a", "p/b") for offset in range(1, 11)]
+    assert (checkpoint / "commits" / "2").exists()
+    assert not (checkpoint / "commits" / "3").exists()
 
 
 def test_stream_into_a_log_appends_a_batch_that_spark_repeats_once(

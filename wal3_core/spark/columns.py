@@ -22,6 +22,9 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "fragment": (StringType(), pa.string()),
 }
 COLUMNS = tuple(_TYPES)
+# What a record itself holds. The names of its log and fragment are texts for each row: Spark takes no dictionaries from
+# Python, and reads all columns of its source whatever the query uses.
+OF_RECORDS = ("offset", "timestamp_us", "key", "body")
 NEVER_NULL = frozenset({"log", "offset", "timestamp_us", "fragment"})
 
 

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
     IsNotNull,
     LessThan,
     LessThanOrEqual,
+    Not,
 )
 from pyspark.sql.types import BinaryType, StringType, StructType
 
@@ -26,7 +27,7 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.format.paths import check_cursor_name, check_log_name
 from wal3_core.format.snapshot import Pointer
 from wal3_core.format.strict_json import U64_MAX
-from wal3_core.spark.columns import NEVER_NULL, spark_schema
+from wal3_core.spark.columns import NEVER_NULL, OF_RECORDS, spark_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,14 @@ def apply_filter(bounds: Bounds, condition: Filter) -> Bounds | None:
     return None
 
 
+def named_filter(condition: Filter) -> str:
+    """Name a filter by its kind and column, without its values."""
+    if isinstance(condition, Not):
+        return f"Not {named_filter(condition.child)}"
+    column: ColumnPath = getattr(condition, "attribute", ())
+    return f"{type(condition).__name__}({'.'.join(column)})"
+
+
 def _narrow_logs(bounds: Bounds, logs: frozenset[str]) -> Bounds:
     return replace(bounds, logs=logs if bounds.logs is None else bounds.logs & logs)
 
@@ -150,7 +159,8 @@ class ReadRequest:
     """What to read and how.
 
     ``logs`` is None when ``prefix`` selects them. ``from_offset`` is None unless given: a log that does
-    not hold that offset is an error, a log outside a filter is not. ``partitions`` is the number of tasks
+    not hold that offset is an error, a log outside a filter is not. ``columns`` is None unless given; then a schema of
+    the user may select them, or else they are ``default_columns``. ``partitions`` is the number of tasks
     aimed at, by default from ``partition_bytes`` and the cores.
     """
 
@@ -160,6 +170,7 @@ class ReadRequest:
     bounds: Bounds
     from_offset: int | None
     columns: tuple[str, ...] | None
+    default_columns: tuple[str, ...]
     verify: bool
     partitions: int | None
     partition_bytes: int
@@ -179,6 +190,8 @@ class ReadRequest:
             from_offset=number_option(found, "from_offset", low=1),
             bounds=Bounds(offsets=_span(found, "offset"), timestamps_us=_span(found, "timestamp_us")),
             columns=columns,
+            # Only one log needs no name. Text for each row costs more than the records, if they are small.
+            default_columns=OF_RECORDS if "log" in found else ("log", *OF_RECORDS),
             verify=flag_option(found, "verify", default=True),
             partitions=number_option(found, "partitions", low=1),
             partition_bytes=number_option(found, "partition_bytes", low=1) or PARTITION_BYTES,

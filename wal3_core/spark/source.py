@@ -4,8 +4,8 @@ Options: ``store`` (URL); one of ``log``, ``logs`` (names joined by commas) and 
 below it, without unfinished copies); ``from_offset``, ``to_offset``, ``from_timestamp_us``,
 ``to_timestamp_us`` (from inclusive, to exclusive); ``columns`` (names joined by commas; Spark does not tell
 a Python source which ones a query uses); ``verify`` (true); ``partitions`` or ``partition_bytes``;
-``push_filters`` (false). Columns: log, offset, timestamp_us, key, body, fragment. A DataFrame ends where its
-logs ended when it was first used; load it again to see more.
+``push_filters`` (false). Columns: offset, timestamp_us, key, body, before them log unless ``log`` names the one; if
+asked for, fragment. A DataFrame ends where its logs ended when it was first used; load it again to see more.
 
 ``push_filters`` hands Spark's filters on log, offset and timestamp_us to the source, in a session where
 ``spark.sql.python.filterPushdown.enabled`` is true. Spark 4.1 to 4.3 reuses the plan of one query's filters
@@ -19,6 +19,7 @@ store by its URL.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,11 +30,12 @@ from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.scan import check_start
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.columns import COLUMNS, check_schema, spark_schema
+from wal3_core.runtime.loggers import SPARK
+from wal3_core.spark.columns import check_schema, spark_schema
 from wal3_core.spark.planning import LOGS_PLANNED_AT_ONCE, Runs, manifest_unless_vacant, plan_log, read_runs, tasks_of
-from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, apply_filter, split_options
+from wal3_core.spark.requests import ReadRequest, StreamRequest, WriteRequest, apply_filter, named_filter, split_options
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
-from wal3_core.spark.stream import LogStreamReader
+from wal3_core.spark.stream import LogStreamReader, StreamSelection
 from wal3_core.store.object_store import ObjectStore
 from wal3_core.store.open_store import open_store
 
@@ -52,10 +54,11 @@ class LogDataSource(DataSource):
         return "wal3"
 
     def schema(self) -> StructType:
-        """Return the columns that the options ask for, all by default."""
+        """Return the columns that the options ask for."""
         # Spark does not say whether a stream asks.
         of_read, _ = split_options(self.options)
-        return spark_schema(ReadRequest.from_options(of_read).columns or COLUMNS)
+        request = ReadRequest.from_options(of_read)
+        return spark_schema(request.columns or request.default_columns)
 
     def reader(self, schema: StructType) -> LogSourceReader:
         request = ReadRequest.from_options(self.options)
@@ -138,10 +141,23 @@ class FilteringReader(LogSourceReader):
     """Also takes filters. Spark refuses a reader that does unless its configuration allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters on log, offset and timestamp_us that bounds express exactly; give back the others."""
+        """Take the filters on log, offset and timestamp_us that bounds express exactly; give back the others.
+
+        The plan's log names these once, by kind and column: a value may be a person's.
+        """
+        above: list[Filter] = []
         for condition in filters:
             narrowed = apply_filter(self._bounds, condition)
             if narrowed is None:
-                yield condition
+                above.append(condition)
             else:
                 self._bounds = narrowed
+        if above:
+            # Spark plans in a process of its own, which the program's logging does not reach.
+            logging.basicConfig()
+            SPARK.warning(
+                "read of %s: filters that do not bound it, which Spark applies to all records read: %s",
+                StreamSelection(self._request.prefix, self._request.logs),
+                ", ".join(map(named_filter, above)),
+            )
+        yield from above

@@ -1,6 +1,6 @@
 """``spark.readStream.format("wal3")``: logs as a stream, each record once into a sink with a checkpoint.
 
-docs/spark.md describes the options. The offsets in the checkpoint name each log's life, where the stream began in it,
+docs/spark.md describes the options. The offsets in the checkpoint hold each log's life, where the stream began in it,
 and the next offset; and which logs were asked for. The option ``cursor`` names followers: the checkpoint says where the
 stream is.
 Spark keeps one reader in a process of its own for as long as a query runs, and makes others for its tasks.
@@ -8,9 +8,14 @@ Spark keeps one reader in a process of its own for as long as a query runs, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,6 +30,7 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.format import strict_json
 from wal3_core.format.cursor import Owner
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.paths import LOG_ID, LogId
@@ -44,7 +50,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_SELECTION = ""
+# Names in an offset that no log has: what the stream was asked for, and the places of logs that do not change often.
+# Spark gives a stream that is started again its last two offsets and nothing else: each must lead to all places.
+_SELECTION, _PACKED = "", "*"
+# Fewer take little space, and people can read them.
+_PACKED_LOGS_MIN = 100
+_NAMED_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +124,51 @@ class Reached(Stored):
             raise CorruptError(message)
 
 
-def to_json(places: Mapping[str, Reached], selection: StreamSelection | None = None) -> dict[str, JsonObject]:
-    """Encode the places of all logs, and what the stream was asked for; equal places give equal text."""
-    selected = {} if selection is None or not places else {_SELECTION: selection.to_json()}
-    return selected | {log: places[log].to_json() for log in sorted(places)}
+def to_json(
+    places: Mapping[str, Reached],
+    selection: StreamSelection | None = None,
+    before: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, object]:
+    """Encode the places of all logs, and what the stream was asked for; equal arguments give equal text.
+
+    Of many logs, only those are named that are not where the packed text of the offset ``before`` has them. When these
+    have become many, all are packed again.
+    """
+    found: dict[str, object] = {} if selection is None or not places else {_SELECTION: selection.to_json()}
+    if len(places) < _PACKED_LOGS_MIN:
+        return found | _named(places)
+    packed = before.get(_PACKED)
+    known = {} if packed is None else _unpacked(str(packed))
+    moved = {log: place for log, place in places.items() if known.get(log) != place}
+    if len(moved) > len(places) // _NAMED_SHARE or not known.keys() <= places.keys():
+        packed, moved = base64.b64encode(zlib.compress(strict_json.dump(_named(places)))).decode(), {}
+    return found | {_PACKED: packed} | _named(moved)
 
 
-def from_json(found: Mapping[str, Any]) -> dict[str, Reached]:
+def _named(places: Mapping[str, Reached]) -> JsonObject:
+    return {log: places[log].to_json() for log in sorted(places)}
+
+
+def from_json(found: Mapping[str, object]) -> dict[str, Reached]:
     """Decode the places of all logs; CorruptError when they are none."""
-    places = {log: place for log, place in found.items() if log != _SELECTION}
+    packed = _unpacked(str(found[_PACKED])) if _PACKED in found else {}
+    named = {log: place for log, place in found.items() if log not in {_SELECTION, _PACKED}}
+    return {**packed, **_places(named)}
+
+
+# A batch has a start and an end, and mostly the packed text of the batch before.
+@lru_cache(maxsize=2)
+def _unpacked(text: str) -> Mapping[str, Reached]:
+    try:
+        return MappingProxyType(_places({**json.loads(zlib.decompress(base64.b64decode(text, validate=True)))}))
+    except (ValueError, TypeError, zlib.error) as error:
+        message = f"offset of the stream: expected packed places of logs, found {text[:80]!r}"
+        raise CorruptError(message) from error
+
+
+def _places(named: Mapping[str, Any]) -> dict[str, Reached]:
     what = "offset of the stream in log"
-    return {log: Reached.from_json(Fields(place, f"{what} {log[:80]!r}")) for log, place in places.items()}
+    return {log: Reached.from_json(Fields(place, f"{what} {log[:80]!r}")) for log, place in named.items()}
 
 
 def begin_of(log: str, before: Mapping[str, Reached], end: Reached) -> int:
@@ -244,7 +289,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         ends = self._ends({})
         places = {log: replace(end, first=end.offset, initial=True) for log, end in ends.items()}
-        return dict(to_json(places, self._selection))
+        return to_json(places, self._selection)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         count = self._request.records_max
@@ -273,7 +318,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cursors is not None:
             self._cursors.begin({log: (end.log_id, begin_of(log, before, end)) for log, end in ends.items()})
         # Nothing new is no batch, also where what the stream was asked for is not noted yet.
-        return start if ends == before else dict(to_json(ends, self._selection))
+        return start if ends == before else to_json(ends, self._selection, start)
 
     def _check_selection(self, start: dict[str, object]) -> None:
         """Refuse a checkpoint of other logs, which the stream would read on."""
@@ -329,14 +374,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, before: Mapping[str, Reached]) -> dict[str, Reached]:
         """Return where each log ends: those asked for, those that the stream has read, and their successors."""
         store = open_store(self._request.reading.store)
-        names = set(self._request.reading.logs or list_logs(store, self._request.reading.prefix)) | set(before)
         look = partial(self._present_manifest, store, before)
         ends: dict[str, Reached] = {}
-        waiting = sorted(names)
+        # They are looked at while the listing goes on.
+        names = set[str]()
+        waiting: Iterable[str] = self._names(store, before, names)
         while waiting:
-            found = list(map_ahead(shared_runtime(), look, waiting, count=LOGS_PLANNED_AT_ONCE))
-            successors = set()
-            for log, manifest in zip(waiting, found, strict=True):
+            successors = set[str]()
+            for log, manifest in map_ahead(shared_runtime(), look, waiting, count=LOGS_PLANNED_AT_ONCE):
                 if manifest is not None:
                     ends[log] = self._end(log, before.get(log), manifest)
                     seal = manifest.seal
@@ -347,7 +392,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names |= successors
         return ends
 
-    def _present_manifest(self, store: ObjectStore, before: Mapping[str, Reached], log: str) -> Manifest | None:
+    def _names(self, store: ObjectStore, before: Mapping[str, Reached], seen: set[str]) -> Iterator[str]:
+        """Yield each log asked for and each that the stream has read, once, and note it as seen."""
+        reading = self._request.reading
+        asked = list_logs(store, reading.prefix) if reading.logs is None else reading.logs
+        for log in chain(asked, before):
+            if log not in seen:
+                seen.add(log)
+                yield log
+
+    def _present_manifest(
+        self, store: ObjectStore, before: Mapping[str, Reached], log: str
+    ) -> tuple[str, Manifest | None]:
         """Load a log's manifest; None when it is not there, and need not be."""
         request = self._request
         known = before.get(log)
@@ -358,12 +414,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except LogNotFoundError as error:
             found = error
         if not isinstance(found, LogNotFoundError):
-            return found
+            return log, found
         if (known is not None or named) and request.fail_on_loss:
             if known is not None:
                 found.add_note(f"the stream is at offset {known.offset} of it: {_GO_ON}")
             raise found
-        return None
+        return log, None
 
     def _end(self, log: str, known: Reached | None, manifest: Manifest) -> Reached:
         """Return where a log ends, after checking that the stream can go on from where it is."""
