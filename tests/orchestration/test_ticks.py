@@ -1,4 +1,4 @@
-"""A tick always ends, and the next one goes on behind what was done; of many logs, it looks at those it was told of."""
+"""A tick always ends, and the next one goes on behind what was done; of many logs, it looks at few."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class Going:
         self._instance = instance
         self.cursor = SensorCursor()
         self.silent: set[str] = set()
-        self.looked: list[str] = []
+        self.read: list[str] = []
 
     def tick(self) -> list[str]:
         """Return which logs a tick has looked at."""
-        self.looked = []
+        self.read = []
         with build_sensor_context(self._instance) as context:
             self.cursor = Tick(SCOPE, context, "a", self.cursor).go_over(self.cursor, LOGS, self._look)
-        return self.looked
+        return self.read
 
     def fail(self) -> list[str]:
         """Return which logs a tick has looked at that the store's silence ended."""
         with pytest.raises(UnavailableError):
             self.tick()
-        return self.looked
+        return self.read
 
     def _look(self, some: list[str]) -> None:
-        self.looked += some
+        self.read += some
         if self.silent & set(some):
             message = "no answer"
             raise UnavailableError(message)

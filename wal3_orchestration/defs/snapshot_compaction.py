@@ -89,7 +89,6 @@ def find_lopsided(scope: StoreScope, context: SensorEvaluationContext) -> Sensor
         scope,
         context,
         find,
-        name="lopsided_snapshots",
         job=JOB,
         reason=REASON,
         nothing=nothing,

@@ -1,8 +1,8 @@
 """What starts runs: sensors and schedules; how fast a sensor goes over all logs, and when a run is tried again.
 
-What a sensor is told of, such as events of runs, it looks at when it is due. The round over all logs is a net below
-that: it finds what nobody told of. A tick stops when its time is over, and the next one goes on behind the last log
-that was done. Each tick is counted as it begins: so one that was cut short, by whatever, is known to have failed.
+What is reported to a sensor, such as by events of runs, it looks at when it is due. The round over all logs is a net
+below that: it finds what was not reported. A tick stops when its time is over, and the next one goes on behind the last
+log that was done. Each tick is counted as it begins: so one that was cut short, by whatever, is known to have failed.
 
 Dagster starts one run for each key. A sensor names the run of a log by what it found there, so a run that was killed,
 cancelled, or ended while the store did not answer would be the last one until the log changes. So another attempt has
@@ -316,7 +316,6 @@ def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
     context: SensorEvaluationContext,
     find: Callable[[ObjectStore, list[str]], Mapping[str, str]],
     *,
-    name: str,
     job: LogJob,
     reason: str,
     nothing: str,
@@ -327,18 +326,18 @@ def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
     if cursor.rests():
         said = f"{cursor.num_logs} logs, the next look at all of them is not due yet"
         return SensorResult(skip_reason=said, cursor=context.cursor)
-    tick, logs = Tick(scope, context, name, cursor), sorted(scope.known_logs(context.instance))
-    store, found, num_looked = open_known(scope, context), dict[str, str](), 0
+    tick, logs = Tick(scope, context, job.name, cursor), sorted(scope.known_logs(context.instance))
+    store, found, num_read = open_known(scope, context), dict[str, str](), 0
 
     def look(some: list[str]) -> None:
-        nonlocal num_looked
+        nonlocal num_read
         found.update(find(store, some))
-        num_looked += len(some)
+        num_read += len(some)
 
     after = tick.go_over(cursor, logs, look)
     requests = next_attempts(context.instance, request_runs(scope, job, found, reason, alone_max=alone_max))
     return SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else f"{num_looked} logs, {nothing}",
+        skip_reason=None if requests else f"{num_read} logs, {nothing}",
         cursor=after.to_cursor(),
     )

@@ -173,9 +173,9 @@ class _Deletion:
     def result(self) -> SensorResult:
         cursor, instance = self._cursor, self._context.instance
         seen, became_due = self._became_due()
-        told = {*became_due, *(log for log, (_, next_s) in self._waiting.items() if next_s <= self._now_s)}
+        reported = {*became_due, *(log for log, (_, next_s) in self._waiting.items() if next_s <= self._now_s)}
         rests = cursor.rests()
-        if rests and not told:
+        if rests and not reported:
             said = f"{cursor.num_logs} logs, no garbage is due"
             return SensorResult(skip_reason=said, cursor=cursor.model_copy(update={"seen": seen}).to_cursor())
         if _is_under_way(instance, DELETION.sweep_name(self._scope)):
@@ -183,14 +183,14 @@ class _Deletion:
             said = "a sweep that deletes garbage is under way"
             return SensorResult(skip_reason=said, cursor=self._context.cursor)
         tick, known = Tick(self._scope, self._context, "deletion", cursor), sorted(self._scope.known_logs(instance))
-        store, num_looked = open_known(self._scope, self._context), 0
+        store, num_read = open_known(self._scope, self._context), 0
 
         def look(logs: list[str]) -> None:
-            nonlocal num_looked
+            nonlocal num_read
             self._look(store, logs)
-            num_looked += len(logs)
+            num_read += len(logs)
 
-        left = sorted(told & set(known))
+        left = sorted(reported & set(known))
         while left and not tick.over:
             look(left[:LOGS_AT_A_TIME])
             tick.take(LOGS_AT_A_TIME)
@@ -203,7 +203,7 @@ class _Deletion:
         requests = next_attempts(instance, asked)
         return SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else f"{num_looked} logs, no garbage is due",
+            skip_reason=None if requests else f"{num_read} logs, no garbage is due",
             cursor=gone_over.model_copy(update={"seen": seen, "waiting": waiting}).to_cursor(),
         )
 

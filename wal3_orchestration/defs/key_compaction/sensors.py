@@ -52,7 +52,6 @@ def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResul
         scope,
         context,
         find,
-        name="key_compaction",
         job=JOB,
         reason=REASON,
         nothing=nothing,
