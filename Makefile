@@ -124,6 +124,10 @@ bench-collection: setup ## A log of 200,000 fragments is collected while it grow
 bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
 	PYTHONPATH=. $(BIN)/python benchmarks/reading.py
 
+bench-listing: setup ## 10,000 logs listed at 30 ms a request, of few and of many objects
+	PYTHONPATH=. $(BIN)/python -m benchmarks.listing 10000 0.03 2
+	PYTHONPATH=. $(BIN)/python -m benchmarks.listing 10000 0.03 100
+
 bench-hashing: setup ## Records hashed in SIMD lanes beside hashlib: setsums, appends, verified scans
 	PYTHONPATH=. $(BIN)/python benchmarks/hashing.py
 

@@ -25,7 +25,7 @@ from wal3_orchestration.framework.scope import LOGS_NAME, RUN_KEY_TAG, StoreScop
 from wal3_orchestration.resources import RollUpResource, StoreResource
 
 if TYPE_CHECKING:
-    from wal3_orchestration.framework.triggers import Tick
+    from wal3_orchestration.framework.triggers import Evaluate
 
 # Dagster's own: which partitions a run is about.
 _RANGE_TAG = "dagster/asset_partition_range"
@@ -44,7 +44,7 @@ class DemoRuns:
 
     def __init__(self, instance: DagsterInstance) -> None:
         self._instance = instance
-        self._cursors: dict[Tick, str | None] = {}
+        self._cursors: dict[Evaluate, str | None] = {}
         self.failures: list[str] = []
 
     def logs(self) -> Sequence[str]:
@@ -67,7 +67,7 @@ class DemoRuns:
             logs |= {request.partition_key for request in requests if request.partition_key is not None}
         return sorted(logs)
 
-    def tick(self, tick: Tick) -> Sequence[RunRequest]:
+    def tick(self, tick: Evaluate) -> Sequence[RunRequest]:
         """Tick a sensor where it left off, store what it reports, and return the runs that it asks for."""
         used = {"store": StoreResource.from_environment(), "rollup": _ROLL_UP}
         with build_sensor_context(self._instance, cursor=self._cursors.get(tick), resources=used) as context:

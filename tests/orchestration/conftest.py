@@ -152,10 +152,10 @@ def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001
         assert isinstance(result, SensorResult)
         for request in result.dynamic_partitions_requests or ():
             if isinstance(request, AddDynamicPartitionsRequest):
-                instance.add_dynamic_partitions(LOGS_NAME, request.partition_keys)
+                instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
             if isinstance(request, DeleteDynamicPartitionsRequest):
                 for key in request.partition_keys:
-                    instance.delete_dynamic_partition(LOGS_NAME, key)
+                    instance.delete_dynamic_partition(request.partitions_def_name, key)
         return result
 
     return evaluate

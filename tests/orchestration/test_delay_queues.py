@@ -277,7 +277,7 @@ def test_queue_that_is_too_large_for_a_tick_is_read_by_a_run_an_hour(
 def test_tick_that_is_out_of_time_goes_on_with_the_next_one(
     fleet: ObjectStore, instance: DagsterInstance, sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_orchestration.defs.delay_queues.TICK_S", -1.0)
+    monkeypatch.setattr("wal3_orchestration.framework.triggers.TICK_S", -1.0)
     names = [f"queues/{number}" for number in range(6)]
     for log in names:
         DelayQueue.create(fleet, log)

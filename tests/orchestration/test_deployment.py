@@ -198,7 +198,7 @@ def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_dae
     (compose,) = _documents(tmp_path / "compose" / "docker-compose.yml")
     manifests = _documents(tmp_path / "kubernetes" / "kubernetes.yaml")
 
-    assert compose["services"].keys() == {"postgres", "tables", "webserver", "daemon"}
+    assert compose["services"].keys() == {"postgres", "tables", "webserver", "daemon", "code"}
     assert compose["services"]["webserver"]["ports"] == ["127.0.0.1:3000:3000"]
     kinds = [(each["kind"], each["metadata"]["name"]) for each in manifests]
     assert ("Deployment", "wal3-dagster-webserver") in kinds
@@ -206,6 +206,30 @@ def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_dae
     assert (daemon["spec"]["replicas"], daemon["spec"]["strategy"]) == (1, {"type": "Recreate"})
     (instance,) = _documents(tmp_path / "kubernetes" / "dagster.yaml")
     assert instance["run_launcher"]["class"] == "K8sRunLauncher"
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "host"),
+    [
+        ("--systemd", "wal3-dagster-code.service", "127.0.0.1"),
+        ("--compose", "docker-compose.yml", "code"),
+        ("--kubernetes", "kubernetes.yaml", "wal3-dagster-code"),
+    ],
+)
+def test_webserver_and_daemon_ask_the_code_server_that_the_folder_starts(
+    tmp_path: Path, option: str, file: str, host: str
+) -> None:
+    folder = tmp_path / "dagster"
+    _init(folder, option)
+
+    (workspace,) = _documents(folder / "workspace.yaml")
+    (server,) = [each["grpc_server"] for each in workspace["load_from"]]
+
+    started = (folder / file).read_text()
+    assert (server["host"], server["location_name"]) == (host, "wal3")
+    assert f"{host}:" in started or f"--host {host}" in started or f"name: {host}" in started
+    assert str(server["port"]) in started
+    assert "@" not in (folder / "workspace.yaml").read_text()
 
 
 def _can(*command: str) -> bool:
@@ -269,9 +293,9 @@ def test_kubernetes_manifests_refer_only_to_what_they_or_the_commands_create(tmp
 
     deployments = [each for each in manifests if each["kind"] == "Deployment"]
     (account,) = [each["metadata"]["name"] for each in manifests if each["kind"] == "ServiceAccount"]
-    (service,) = [each["spec"] for each in manifests if each["kind"] == "Service"]
+    services = [each["spec"] for each in manifests if each["kind"] == "Service"]
     labels = [each["spec"]["template"]["metadata"]["labels"] for each in deployments]
-    assert service["selector"] in labels
+    assert all(service["selector"] in labels for service in services)
     for deployment, label in zip(deployments, labels, strict=True):
         pod = deployment["spec"]["template"]["spec"]
         (container,) = pod["containers"]

@@ -19,7 +19,7 @@ from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.framework import triggers
 from wal3_orchestration.framework.assets import LOGS_PER_RUN_MAX, LogJob
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
-from wal3_orchestration.framework.triggers import LOGS_PER_TICK_MAX, PERIOD_S_MAX, QUICK_LOGS_MAX, SensorCursor
+from wal3_orchestration.framework.triggers import PERIOD_S_MAX, QUICK_LOGS_MAX, SensorCursor
 
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
@@ -222,29 +222,11 @@ def test_few_logs_get_runs_of_their_own_under_their_partitions() -> None:
     assert request_maintenance(SCOPE, [], "7 to 9") == []
 
 
-def test_small_store_is_looked_at_by_each_tick_and_a_large_one_in_slices() -> None:
-    logs = [f"log-{number:05}" for number in range(2 * LOGS_PER_TICK_MAX + 1)]
-    small = SensorCursor().step(logs[:QUICK_LOGS_MAX])
-
-    assert small[0] == logs[:QUICK_LOGS_MAX]
-    assert not small[1].rests(QUICK_LOGS_MAX)
-    pace, seen = SensorCursor(), []
-    for _ in range(3):
-        assert not pace.rests(len(logs))
-        some, pace = pace.step(logs)
-        seen.append(some)
-    assert [log for some in seen for log in some] == logs
-    assert max(map(len, seen)) == LOGS_PER_TICK_MAX
-    assert pace.rests(len(logs))
-    assert len(pace.to_cursor()) < 100
-    assert SensorCursor.from_cursor(pace.to_cursor()) == pace
-
-
-def test_large_store_is_looked_at_again_within_the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, pace = SensorCursor().step(["a"])
+def test_large_store_is_looked_at_again_within_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = SensorCursor().begun()
     rests = pace.rests(10**6)
 
-    # A clock that is more than an hour ahead.
+    # A clock that is more than a day ahead.
     begun = SensorCursor(begun_us=pace.begun_us - PERIOD_S_MAX * 10**6)
     monkeypatch.setattr(triggers, "PERIOD_S_PER_LOG", 0.0)
 

@@ -1,4 +1,4 @@
-"""Alerts: posts failed runs and failed checks to a webhook, such as a chat's or a pager's.
+"""Alerts: posts failed runs, failed checks and failing ticks to a webhook, such as a chat's or a pager's.
 
 WAL3_ALERT_URL  where to post; the sensors are off until someone turns them on, unless it is set
 """
@@ -8,7 +8,8 @@ import http.client
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from dagster import (
@@ -19,23 +20,36 @@ from dagster import (
     DagsterRunStatus,
     DefaultSensorStatus,
     Definitions,
+    MetadataValue,
     RunStatusSensorContext,
     SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
     SkipReason,
     run_status_sensor,
 )
+from dagster._core.definitions.run_request import InstigatorType  # Dagster exports neither
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, InstigatorTick, TickStatus
 
 from wal3_core import InvalidRequestError, UnavailableError
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.framework.checks import FOUND
+from wal3_orchestration.framework.runbook import Section, address
 from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
-from wal3_orchestration.framework.triggers import Workflow
+from wal3_orchestration.framework.triggers import LogSensor, Workflow
 
 ALERT_VARIABLE = "WAL3_ALERT_URL"
 TIMEOUT_S = 10.0
 TRIES_MAX = 3
 PAUSE_S = 1.0
 PERIOD_S = 30
+# Ticks in a row that fail before that is posted; a schedule may tick once a week.
+SENSOR_TICKS = 3
+SCHEDULE_TICKS = 1
+TICKS_PERIOD_S = 120
+# Interval at which it is posted again while they fail.
+TICKS_AGAIN_S = 24 * 60 * 60
+_ENDED = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
 ASSETS = frozenset(
     {
         "manifest",
@@ -122,6 +136,7 @@ def _advice(check: AssetCheckEvaluation) -> Iterator[str]:
 
 
 def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
+    found = False
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
         data = None if entry.dagster_event is None else entry.dagster_event.step_failure_data
         if data is None:
@@ -129,6 +144,12 @@ def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
         said = None if data.user_failure_data is None else data.user_failure_data.description
         message = "" if data.error is None else data.error.message.strip()
         yield f"{entry.step_key}: {said or message}"
+        found = True
+    if not found:
+        # Of a run that was killed, or never began, no step says why.
+        for entry in instance.all_logs(run_id, of_type=DagsterEventType.RUN_FAILURE):
+            if entry.dagster_event is not None and entry.dagster_event.message:
+                yield entry.dagster_event.message
 
 
 def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
@@ -180,4 +201,72 @@ def _sensor(scope: StoreScope, status: DagsterRunStatus) -> SensorDefinition:
     return evaluate
 
 
-workflow = Workflow(further=lambda scope: Definitions(sensors=[_sensor(scope, status) for status in _STATUSES]))
+def failing(scope: StoreScope, context: SensorEvaluationContext) -> Iterator[InstigatorTick]:
+    """Yield the newest tick of each of the store's sensors and schedules whose last ticks have all failed."""
+    repository = context.repository_def
+    assert repository is not None
+    names = {each.name for each in repository.sensor_defs if _says_store(each.metadata, scope)}
+    names |= {each.name for each in repository.schedule_defs if _says_store(each.metadata, scope)}
+    for state in context.instance.all_instigator_state():
+        if state.name not in names or state.status is InstigatorStatus.STOPPED or not _is_here(state, context):
+            continue
+        count = SCHEDULE_TICKS if state.instigator_type is InstigatorType.SCHEDULE else SENSOR_TICKS
+        ticks = context.instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=count, statuses=_ENDED)
+        if len(ticks) == count and all(tick.status is TickStatus.FAILURE for tick in ticks):
+            yield ticks[0]
+
+
+def _says_store(metadata: Mapping[str, MetadataValue], scope: StoreScope) -> bool:
+    """Return whether a definition is one of the store's: all of these say which store that is."""
+    return "store" in metadata and metadata["store"].value == scope.store_url
+
+
+def _is_here(state: InstigatorState, context: SensorEvaluationContext) -> bool:
+    here, there = context.code_location_origin, state.origin.repository_origin.code_location_origin
+    return here is None or here.location_name == there.location_name
+
+
+def alert_ticks(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
+    """Post which sensors and schedules fail; again once a day while they do."""
+    posted, now_s = json.loads(context.cursor or "{}"), shared_runtime().now_us() / US_PER_S
+    found = {tick.instigator_name: tick for tick in failing(scope, context)}
+    new = [name for name in sorted(found) if not 0 <= now_s - posted.get(name, -TICKS_AGAIN_S) < TICKS_AGAIN_S]
+    said = [f"{name}: {_message(found[name])}" for name in new]
+    if said:
+        lines = [f"TICKS FAIL, store {scope.store_url}: what they would start is not done", *said]
+        lines.append(f"runbook: {address(scope, Section.DISCOVERY)}")
+        url = os.environ.get(ALERT_VARIABLE)
+        if url:
+            post(url, "\n".join(lines))
+    after = {name: now_s if name in new else posted[name] for name in found}
+    what = "; ".join(said) if said else f"{len(found)} fail, nothing new"
+    return SensorResult(skip_reason=what, cursor=json.dumps(after))
+
+
+def _message(tick: InstigatorTick) -> str:
+    # The last error of the chain says why; the others, where.
+    error = tick.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return "" if error is None else error.message.strip()
+
+
+FAILED_TICKS = LogSensor(
+    name="failed_tick_alert",
+    tick=alert_ticks,
+    jobs=(),
+    period_s=TICKS_PERIOD_S,
+    description=(
+        "Posts which sensors of the store have failed three times in a row, and which schedules once, to"
+        " WAL3_ALERT_URL: at once, and each day until a tick succeeds."
+    ),
+    uses=(),
+)
+
+
+def _build(scope: StoreScope) -> Definitions:
+    of_ticks = replace(FAILED_TICKS, running=bool(os.environ.get(ALERT_VARIABLE)))
+    return Definitions(sensors=[*(_sensor(scope, status) for status in _STATUSES), of_ticks.build(scope)])
+
+
+workflow = Workflow(further=_build)

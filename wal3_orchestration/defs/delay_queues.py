@@ -26,7 +26,14 @@ from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import LogState, UnreadableLog, map_logs, open_known, read_states
-from wal3_orchestration.framework.triggers import LogSensor, SensorCursor, Workflow, next_attempts
+from wal3_orchestration.framework.triggers import (
+    LogSensor,
+    SensorCursor,
+    Tick,
+    Workflow,
+    is_quick,
+    next_attempts,
+)
 from wal3_orchestration.resources import CollectionResource
 
 QUEUE = "delay_queue"
@@ -39,8 +46,6 @@ FAILED_S = 6 * _HOUR_S
 LARGE_S = _HOUR_S
 # Items in a checkpoint that take as long to load as one record after it.
 _INDEXED_PER_RECORD = 10
-# Dagster ends a tick after a minute.
-TICK_S = 20.0
 _STATS = ("queue", "stats", "LOG")
 _SUMMED = ("pending", "due", "leased", "dead", "bytes")
 
@@ -215,24 +220,22 @@ def observe_queues(scope: StoreScope, context: SensorEvaluationContext) -> Senso
 
     Fails, and changes nothing, when the store is not the one that the instance looks after, or does not answer.
     """
-    cursor, known = SensorCursor.from_cursor(context.cursor), scope.known_logs(context.instance)
-    limits = scope.collection(context)
-    if cursor.rests(len(known), period_s=limits.queue_period_s):
-        return SensorResult(skip_reason="the next look at the queues is not due yet", cursor=cursor.to_cursor())
-    logs, after = cursor.step(sorted(known))
-    store = open_known(scope, context)
-    queues = [state for state in read_states(store, logs) if isinstance(state, LogState) and _is_queue(state)]
-    large = [state for state in queues if _is_large(state, limits)]
-    small = [state for state in queues if not _is_large(state, limits)]
-    probes: list[QueueProbe] = []
-    until_s = shared_runtime().monotonic_s() + TICK_S
-    for start in range(0, len(small), _READ_AT_ONCE):
-        if start and shared_runtime().monotonic_s() > until_s:
-            after = after.model_copy(update={"after": small[start - 1].log})
-            break
+    cursor, limits = SensorCursor.from_cursor(context.cursor), scope.collection(context)
+    if cursor.rests(period_s=limits.queue_period_s):
+        return SensorResult(skip_reason="the next look at the queues is not due yet", cursor=context.cursor)
+    tick, known = Tick(scope, context, QUEUE, cursor), scope.known_logs(context.instance)
+    # Of many logs, discovery knows which are queues.
+    logs = known if is_quick(len(known)) else scope.known_queues(context.instance)
+    store, large, probes = open_known(scope, context), list[LogState](), list[QueueProbe]()
+
+    def look(some: list[str]) -> None:
+        queues = [state for state in read_states(store, some) if isinstance(state, LogState) and _is_queue(state)]
+        large.extend(state for state in queues if _is_large(state, limits))
+        read = read_queues(store, [state for state in queues if not _is_large(state, limits)])
         # A log that is no queue has its cursor from someone else.
-        some = read_queues(store, small[start : start + _READ_AT_ONCE])
-        probes += [each for each in some if each.stats is not None or each.refusal is not None]
+        probes.extend(each for each in read if each.stats is not None or each.refusal is not None)
+
+    after = tick.go_over(cursor, sorted(logs), look, count=_READ_AT_ONCE)
     for each in probes:
         if each.refusal is not None:
             context.log.warning("%s: %s", each.log, each.refusal.message)

@@ -85,7 +85,15 @@ def find_lopsided(scope: StoreScope, context: SensorEvaluationContext) -> Sensor
         return keys
 
     nothing = "none with a lopsided tree"
-    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing=nothing, alone_max=RUNS_OF_ONE_LOG_MAX)
+    return go_over_logs(
+        scope,
+        context,
+        find,
+        job=JOB,
+        reason=REASON,
+        nothing=nothing,
+        alone_max=RUNS_OF_ONE_LOG_MAX,
+    )
 
 
 COMPACTED = LogAsset(
@@ -93,6 +101,7 @@ COMPACTED = LogAsset(
     do=compact,
     description="The tree of a log's snapshots, repacked where it was lopsided: its shape, and what was written.",
     deps=("manifest", "rollup"),
+    pool="wal3_snapshot_compaction",
     section=Section.SNAPSHOTS,
 )
 JOB = LogJob(

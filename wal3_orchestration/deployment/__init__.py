@@ -30,6 +30,8 @@ def create_databases(home: Path) -> None:
 
 
 ENV_FILE = "wal3.env"
+# The units of systemd.
+SERVICES = ("code", "webserver", "daemon")
 _WHEEL = "pip wheel --no-deps --wheel-dir . CHECKOUT   # the image installs the wheel of your checkout of wal3"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@=,+-]*")
 # $ and ` are expanded by a shell and docker compose, % by systemd's units.
@@ -63,6 +65,13 @@ class Deployment:
         """Whether Dagster's storage is Postgres: containers do not share a folder, so they need a server."""
         return self.postgres or self.compose or self.kubernetes
 
+    @property
+    def _code_host(self) -> str | None:
+        """Where the code server listens; None if `dg dev` starts it, as it does with the webserver and the daemon."""
+        if self.compose:
+            return "code"
+        return "wal3-dagster-code" if self.kubernetes else "127.0.0.1" if self.systemd else None
+
     def files(self) -> dict[Path, str]:
         """Return each file's text."""
         postgres = self.in_postgres
@@ -70,12 +79,11 @@ class Deployment:
             "dagster.yaml": settings()
             + (template("postgres.yaml") if postgres else "")
             + (template("kubernetes_runs.yaml") if self.kubernetes else ""),
-            "workspace.yaml": template("workspace.yaml"),
+            "workspace.yaml": template("workspace.yaml" if self._code_host is None else "served_workspace.yaml"),
             ENV_FILE: template(ENV_FILE) + (template("postgres.env") if postgres else ""),
         }
         if self.systemd:
-            texts["wal3-dagster-webserver.service"] = template("webserver.service")
-            texts["wal3-dagster-daemon.service"] = template("daemon.service")
+            texts |= {f"wal3-dagster-{name}.service": template(f"{name}.service") for name in SERVICES}
         if self.compose or self.kubernetes:
             texts["Dockerfile"] = template("Dockerfile")
         if self.compose:
@@ -93,6 +101,8 @@ class Deployment:
             "ENV_FILE": quoted(str(self.home / ENV_FILE)),
             "BIN": quoted(str(Path(sys.executable).parent)),
             "PORT": str(self.port),
+            "CODE_HOST": self._code_host or "",
+            "CODE_PORT": str(self.port + 1),
             "PACKAGES": f"dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
         }
         for name, value in values.items():
@@ -122,7 +132,7 @@ class Deployment:
                 f"sudo cp {home}/wal3-dagster-*.service /etc/systemd/system/",
                 f"sudo chown -R wal3 {home}",
                 "sudo systemctl daemon-reload",
-                "sudo systemctl enable --now wal3-dagster-webserver wal3-dagster-daemon",
+                f"sudo systemctl enable --now {' '.join(f'wal3-dagster-{name}' for name in SERVICES)}",
             ]
         return [*load_and_create, f"{_program('dg')} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
 

@@ -27,6 +27,7 @@ from wal3_orchestration.resources import CollectionResource, RollUpResource, Sto
 Context = AssetExecutionContext | OpExecutionContext | SensorEvaluationContext
 
 LOGS_NAME = "log"
+QUEUES_NAME = "queue"
 OWNERS = ("team:wal3",)
 RUNBOOK = "docs/operations.md"
 STORE_TAG = "wal3/store"
@@ -112,6 +113,15 @@ class StoreScope:
     def spark(self, context: Context) -> LazyPySparkResource:
         """Return the Spark session's resource; the session is not started by this."""
         return self._resource(context, "spark")  # type: ignore[no-any-return]  # by its name only
+
+    @property
+    def queues(self) -> DynamicPartitionsDefinition:
+        """Those of the store's logs that are delay queues, as partitions."""
+        return DynamicPartitionsDefinition(name=self.named(QUEUES_NAME))
+
+    def known_queues(self, instance: DagsterInstance) -> list[str]:
+        """Return the logs that discovery has seen to be delay queues, in their order."""
+        return list(instance.get_dynamic_partitions(self.named(QUEUES_NAME)))
 
     def known_logs(self, instance: DagsterInstance) -> list[str]:
         """Return the logs that discovery has found, in their order."""

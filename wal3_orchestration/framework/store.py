@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from dagster import DagsterInstance, Failure, MetadataValue, SensorEvaluationContext, TimestampMetadataValue
 
@@ -26,8 +27,9 @@ from wal3_core.format.paths import check_log_name
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.store.documents.manifest_store import ManifestStore, lost_manifest
-from wal3_core.store.object_store import ObjectStore, log_store
+from wal3_core.store.object_store import ObjectStore, StoreWrapper, log_store
 from wal3_core.store.retrying import timeout_s_of, with_retries
+from wal3_core.store.store_urls import named_in
 from wal3_orchestration.framework.runbook import Section, address
 from wal3_orchestration.framework.scope import Context, StoreScope
 from wal3_orchestration.resources import StoreResource
@@ -42,9 +44,13 @@ def map_logs(do: Callable[[S], T], logs: Iterable[S], *, count: int = LOGS_AT_ON
     rest = iter(logs)
     with ThreadPoolExecutor(count, thread_name_prefix="log") as threads:
         ahead = deque(threads.submit(do, log) for log in islice(rest, 2 * count))
-        while ahead:
-            yield ahead.popleft().result()
-            ahead.extend(threads.submit(do, log) for log in islice(rest, 1))
+        try:
+            while ahead:
+                yield ahead.popleft().result()
+                ahead.extend(threads.submit(do, log) for log in islice(rest, 1))
+        finally:
+            # After an error, those that have not begun would each wait for a silent store.
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 ACCEPT_JOB = "accept_store_job"
@@ -52,6 +58,16 @@ ACCEPT_OP = "accepted_store"
 _KEY = "wal3/store_id"
 _NAMED_MAX = 10
 _PATIENCE_S = 5.0
+
+
+class _ImpatientStore(StoreWrapper):
+    """A store as a tick uses it: requests are repeated for a few seconds at most, unless its own URL says fewer."""
+
+    @property
+    def url(self) -> str:
+        address, options = self._store.url.partition("?")[0], named_in(self._store.url)
+        patience_s = min(_PATIENCE_S, timeout_s_of(self._store.url))
+        return f"{address}?{urlencode({**options, 'timeout_s': f'{patience_s:g}'})}"
 
 
 def remembered(scope: StoreScope, instance: DagsterInstance) -> str | None:
@@ -78,8 +94,10 @@ def open_known(scope: StoreScope, context: Context) -> ObjectStore:
     store = scope.store(context).open()
     patience_s = timeout_s_of(store.url)
     if isinstance(context, SensorEvaluationContext):
-        # The first request of a tick: if the store is silent, fail before Dagster ends the tick, after a minute.
+        # If the store is silent, a tick fails before Dagster ends it, after a minute.
         patience_s = min(_PATIENCE_S, patience_s)
+        # Others have no such option in their URLs.
+        store = store if store.url.startswith(("file:", "memory:")) else _ImpatientStore(store)
     expected = remembered(scope, context.instance)
     if expected is None:
         return store

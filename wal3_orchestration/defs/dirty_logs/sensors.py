@@ -54,10 +54,8 @@ from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.maintenance import MAINTENANCE
 from wal3_orchestration.framework.scope import RUN_KEY_TAG, StoreScope
 from wal3_orchestration.framework.store import open_known, remember_first
-from wal3_orchestration.framework.triggers import LogSensor, SensorCursor
+from wal3_orchestration.framework.triggers import TICK_S, LogSensor, SensorCursor
 
-# Dagster ends a tick after a minute.
-TICK_S = 20.0
 # Intervals at which runs judge the dirty logs at least, while a check fails and while all pass: runs post what fails.
 REPORT_S = 6 * 60 * 60
 REPORT_PASSED_S = 24 * 60 * 60

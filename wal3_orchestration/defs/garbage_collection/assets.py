@@ -404,6 +404,7 @@ PRUNED = LogAsset(
     ),
     deps=(PLAN,),
     uses=("store", "collection"),
+    pool="wal3_pruning",
     section=Section.REFUSED,
 )
 DELETED = LogAsset(
@@ -412,6 +413,7 @@ DELETED = LogAsset(
     description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
     deps=("pruned_manifest", ORPHANS, INSTALLED),
     uses=("store", "spark", "collection"),
+    pool="wal3_deletion",
     section=Section.REFUSED,
 )
 MARKED = LogAsset(

@@ -432,6 +432,7 @@ COMPACTED = LogAsset(
     ),
     deps=(FRAGMENTS,),
     uses=("store", "collection"),
+    pool="wal3_key_compaction",
     section=Section.COMPACTION,
 )
 ASSETS = (PLANNED, MERGED, COMPACTED)

@@ -26,6 +26,7 @@ AGAIN_S = 24 * 60 * 60
 
 def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the most urgent of the logs that are due; those that cannot be read are named, and skipped."""
+    left = scope.collection(context).compactions_max
 
     def find(store: ObjectStore, logs: list[str]) -> dict[str, str]:
         found = outlines(store, [log for log, manifest in read_manifests(store, logs) if may_be_due(manifest)])
@@ -33,7 +34,9 @@ def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResul
             if each.problem is not None:
                 context.log.warning("%s: %s", each.log, each.problem)
         plans = [each.plan for each in found if each.plan is not None]
-        chosen = choose(plans, logs_max=scope.collection(context).compactions_max).chosen
+        nonlocal left
+        chosen = choose(plans, logs_max=left).chosen if left else ()
+        left -= len(chosen)
         records = LogRecords(scope, context.instance, INSTALLED).load([plan.log for plan in chosen])
         day = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S))
         keys = {}
@@ -45,7 +48,15 @@ def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResul
         return keys
 
     nothing = "no key compaction is due"
-    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing=nothing, alone_max=RUNS_OF_ONE_LOG_MAX)
+    return go_over_logs(
+        scope,
+        context,
+        find,
+        job=JOB,
+        reason=REASON,
+        nothing=nothing,
+        alone_max=RUNS_OF_ONE_LOG_MAX,
+    )
 
 
 DUE = LogSensor(
