@@ -127,7 +127,7 @@ def test_lost_manifest_is_distinguished_from_a_vanished_log(known: list[str], fl
     result = run("manifest_job", run_request(known[0], known[-1]))
 
     assert not result.success
-    assert "beside its fragments, found none" in str(result.failure_data_for_node("manifest"))
+    assert "beside Life=" in str(result.failure_data_for_node("manifest"))
 
 
 @pytest.mark.slow

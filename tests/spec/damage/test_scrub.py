@@ -138,6 +138,20 @@ def test_lost_manifest_is_damage_and_never_a_new_log(filled: MemoryStore) -> Non
             make(filled, "a")
 
 
+def test_log_that_is_created_while_it_is_looked_for_has_lost_no_manifest(memory_store: MemoryStore) -> None:
+    def create(kind: str, _path: str) -> None:
+        if kind == "list":
+            store.before = lambda _kind, _path: None
+            fill(memory_store)
+
+    store = FaultyStore(memory_store, before=create)
+
+    with pytest.raises(LogNotFoundError):
+        scrub(store, "a")
+
+    assert scrub(store, "a").sound
+
+
 def test_cursor_beyond_the_end_is_a_problem(filled: MemoryStore) -> None:
     cursor = Cursor(position=LogPosition(999, 0), epoch_us=0, writer="w", generation=1, log_id=LOG_ID)
     life_store(filled, "a").create("cursor/lost.json", cursor.to_bytes())

@@ -15,7 +15,6 @@ from itertools import chain
 from wal3_core.arguments import checked, instance_of, optional, several
 from wal3_core.errors import (
     ContentionError,
-    CorruptError,
     CursorConflictError,
     LogError,
     LogNotFoundError,
@@ -42,7 +41,7 @@ from wal3_core.fleet.outcomes import try_log
 from wal3_core.format.cursor import BYTES_MAX, Cursor, Owner
 from wal3_core.format.manifest import Manifest
 from wal3_core.format.marker import Marker, fold, life_of_log
-from wal3_core.format.paths import MANIFEST, check_log_name, cursor_path
+from wal3_core.format.paths import check_log_name, cursor_path
 from wal3_core.format.position import LogPosition
 from wal3_core.format.strict_json import JsonObject
 from wal3_core.log.log_stores import LogStores
@@ -83,9 +82,10 @@ def probe_log(
 def _probe(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers: Sequence[Marker]) -> list[LogProbe]:
     inside = with_retries(log_store(store, markers[0].log), runtime, options.retry)
     manifests = ManifestStore(inside, runtime, options.retry)
-    seen = manifests.look()
-    if seen is None and manifests.lives():
-        raise CorruptError(f"log {inside.url}: expected {MANIFEST} beside its fragments, found none: restore it")
+    if (seen := manifests.look()) is None:
+        manifests.refuse_lost()
+        # It may have been restored meanwhile.
+        seen = manifests.look()
     manifest = None if seen is None else seen.document
     if not isinstance(manifest, Manifest):
         # A vacancy: no life that was marked is to come there.

@@ -359,9 +359,12 @@ def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     """Return the error for a log that was not found; None when it was destroyed, or never existed."""
     manifests = ManifestStore(with_retries(store, runtime), runtime)
     found = manifests.look()
-    if found is None and manifests.lives():
-        return CorruptError(f"log {store.url}: expected {MANIFEST} beside its fragments, found none: restore it")
-    if found is not None and isinstance(found.document, Vacancy) and found.document.kind is VacancyKind.COPYING:
+    if found is None:
+        try:
+            manifests.refuse_lost()
+        except CorruptError as error:
+            return error
+    elif isinstance(found.document, Vacancy) and found.document.kind is VacancyKind.COPYING:
         return CorruptError(f"log {store.url}: {describe(found.document)}")
     return None
 
