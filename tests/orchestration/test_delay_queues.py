@@ -139,8 +139,9 @@ def test_check_warns_beyond_its_limit_and_says_what_to_do(
     assert problem in found_bad(failed)[QUEUE, check]
     found = check_of(failed, check)
     assert found.severity.value == "WARN"
-    assert "docs/operations.md#" in str(found.metadata["remedy"].value)
-    assert (found.metadata["pending"].value, found.metadata["dead"].value) == (3, 1)
+    assert "docs/operations.md#" in str(found.metadata["runbook"].value)
+    assert found.metadata["remedy"].records
+    assert (found.metadata["pending"].value, found.metadata["dead"].value) == ("3", "1")
 
 
 @pytest.mark.slow

@@ -22,13 +22,14 @@ from dagster import (
     RunStatusSensorContext,
     SensorDefinition,
     SkipReason,
+    TableMetadataValue,
     run_status_sensor,
 )
 
 from wal3_core import InvalidRequestError, UnavailableError
 from wal3_core.runtime import shared_runtime
-from wal3_orchestration.framework.checks import FOUND
-from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
+from wal3_orchestration.framework.checks import FOUND, STEPS, found_by_run
+from wal3_orchestration.framework.scope import FOUND_BAD, REASON_TAG, STORE_TAG, StoreScope
 from wal3_orchestration.framework.triggers import Workflow
 
 ALERT_VARIABLE = "WAL3_ALERT_URL"
@@ -42,9 +43,9 @@ ASSETS = frozenset(
         "dirty_log",
         "rollup",
         "verification",
-        "compacted_snapshots",
+        "repacked_snapshots",
         "compaction_plan",
-        "compacted_fragments",
+        "merged_fragments",
         "installed_manifest",
         "garbage_plan",
         "pruned_manifest",
@@ -92,7 +93,7 @@ def post(url: str, text: str) -> None:
 
 def alert_text(scope: StoreScope, run: DagsterRun, instance: DagsterInstance) -> str | None:
     """Return what to say about a finished run; None when it neither failed nor has a failed check."""
-    failed = [check for check in _checks(instance, run.run_id) if not check.passed]
+    failed = [check for check in found_by_run(instance, run.run_id) if not check.passed]
     if run.status is not DagsterRunStatus.FAILURE and not failed:
         return None
     lines = [f"{run.status.value} {run.job_name}, run {run.run_id}, store {scope.store_url}"]
@@ -113,12 +114,12 @@ def _found(check: AssetCheckEvaluation) -> str:
 
 
 def _advice(check: AssetCheckEvaluation) -> Iterator[str]:
-    for label in ("next_command", "runbook"):
+    for label in ("next_command", "runbook", "file"):
         if label in check.metadata:
             yield f"  {label.replace('_', ' ')}: {check.metadata[label].value}"
-    if "remedy" in check.metadata:
-        steps = str(check.metadata["remedy"].value).partition("\n\n")[0]
-        yield from (f"  {step}" for step in steps.splitlines())
+    steps = check.metadata.get("remedy")
+    if isinstance(steps, TableMetadataValue):
+        yield from (f"  {'. '.join(str(row.data[column]) for column in STEPS)}" for row in steps.records)
 
 
 def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
@@ -129,14 +130,6 @@ def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
         said = None if data.user_failure_data is None else data.user_failure_data.description
         message = "" if data.error is None else data.error.message.strip()
         yield f"{entry.step_key}: {said or message}"
-
-
-def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
-    """Find the checks by which this run found logs bad; what earlier runs found was posted then."""
-    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION):
-        found = None if entry.dagster_event is None else entry.dagster_event.asset_check_evaluation_data
-        if found is not None and FOUND in found.metadata:
-            yield found
 
 
 def is_of(scope: StoreScope, run: DagsterRun) -> bool:
@@ -152,6 +145,8 @@ def alert(scope: StoreScope, context: RunStatusSensorContext) -> SkipReason:
     run = context.dagster_run
     if not is_of(scope, run):
         return SkipReason(f"run {run.run_id} is not of this store")
+    if run.tags.get(REASON_TAG, "").startswith(FOUND_BAD):
+        return SkipReason(f"run {run.run_id} shows what a sweep has found, which was posted")
     text = alert_text(scope, run, context.instance)
     if text is None:
         return SkipReason(f"run {run.run_id}: nothing failed")

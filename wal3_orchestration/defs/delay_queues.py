@@ -193,6 +193,7 @@ def _result(found: QueueProbe, limits: CollectionResource) -> LogResult:
 
 DELAY_QUEUE = LogAsset(
     name=QUEUE,
+    group="delay_queues",
     do=record_queues,
     description=(
         "What a delay queue holds, read from its log without taking it from its broker: items that wait, are due,"
