@@ -88,7 +88,7 @@ class Work:
     def said(self) -> dict[str, str]:
         """Say what did the work, and what starting Spark cost."""
         ways = sorted(self.num_logs.items(), reverse=True)
-        named = [f"{count:,} logs by {way}" if len(ways) > 1 else way for way, count in ways]
+        named = [f"{way} for {count:,}" if len(ways) > 1 else way for way, count in ways]
         started = {} if self.start_s is None else {"Spark's start took": duration(self.start_s)}
         return {**({SAID_ONCE: ", ".join(named)} if named else {}), **started}
 
