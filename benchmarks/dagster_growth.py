@@ -56,7 +56,7 @@ compute_logs:
 SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # Their steps do not take the resource.
 WITHOUT_LIMITS = {"manifest", "snapshot_compaction"}
-WITHOUT_SPARK = {"resources": {"collection": {"config": {"spark_logs_min": 10**9, "spark_bytes_min": 2**60}}}}
+WITHOUT_SPARK = {"resources": {"collection": {"config": {"spark_work_s_min": 1e9, "spark_bytes_min": 2**60}}}}
 
 
 def name_of(number: int) -> str:

@@ -54,7 +54,7 @@ CHANGED_PER_HOUR = 50
 # How many logs are dirty, and how often that is repeated.
 DIRTY, ROUNDS = 50, 2
 NAMES = ("manifest", "verification", "garbage_plan", "pruned_manifest", "deleted_garbage", "marked_orphans")
-ASSETS = (*NAMES, "compacted_snapshots", "dirty_log", "rollup")
+ASSETS = (*NAMES, "repacked_snapshots", "dirty_log", "rollup")
 VIEWS = ("overview", "partitions", "events", "checks", "lineage", "automation")
 PAGE_S_MAX = 90
 QUIET_MS = 500
@@ -385,9 +385,6 @@ def day(bench: Bench, logs: int, hours: int) -> None:
 
 def rounds(bench: Bench, logs: int, hours: int, *, moving: bool) -> None:
     """Do the same as ``day`` to logs that are marked; in each hour the sensor has them maintained."""
-    from wal3_orchestration.framework import recorder  # noqa: PLC0415 - see Bench
-
-    passed_hours = recorder.PASSED_S // 3600
     bench.added.clear()
     with bench.measured("the whole day", part="the whole day"):
         for hour in range(hours):
@@ -399,8 +396,6 @@ def rounds(bench: Bench, logs: int, hours: int, *, moving: bool) -> None:
                 move(bench.store, names)
             bench.discover(f"hour {hour}")
             with bench.measured(f"hour {hour}: round", part="rounds"):
-                # As if the hours took their time: checks that pass are recorded again.
-                recorder.PASSED_S = 0 if hour % passed_hours == 0 else 24 * 3600
                 # The second tick finishes the round. In a real hour, the dirty log is not quiet for long enough.
                 for _ in range(2):
                     asked, _ = bench.roll_up(quiet_s=24 * 3600.0)

@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation: ``make pictures``, or ``make diagrams`` for the diagrams alone.
 
 - Each Mermaid diagram of a page as an SVG, of light and dark colours, for the site. GitHub draws them itself.
-- Dagster's UI after the demo, with the bundled sample as its input.
+- Dagster's UI after the demo, with the bundled sample as its input, and with two damaged logs.
 - Spark's UI after a verification on a cluster of two workers.
 
 Needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver pngquant), Java, and npm's Mermaid.
@@ -35,8 +35,13 @@ from examples.demo.__main__ import append, move
 from examples.demo.runs import DemoRuns
 from tests.programs import Program
 from tests.s3_server import free_port
+from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogReader, LogWriter, Message, open_store
+from wal3_orchestration.defs.discovery import JOB as MANIFESTS
+from wal3_orchestration.defs.found_bad import requests_of
+from wal3_orchestration.defs.verification import JOB as VERIFICATION
 from wal3_orchestration.deployment import settings
+from wal3_orchestration.framework.scope import StoreScope
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -108,6 +113,8 @@ for (let each of document.querySelectorAll('button')) {
   each.style.visibility = 'hidden';
 }
 """
+# One group after the other: the graph is arranged again each time.
+EXPAND = "document.querySelector('foreignObject [aria-label=unfold_more]')?.click()"
 CLICK = "[...document.querySelectorAll('button')].find(each => each.textContent === arguments[0]).click()"
 SCROLL = """
 const plots = [...document.querySelectorAll('div:has(> div > div > canvas)')];
@@ -115,6 +122,8 @@ plots.find(each => each.textContent.startsWith(arguments[0])).scrollIntoView();
 """
 PLOTTED = "orders: "
 QUIET_S = 4
+GROUPS = 7
+DAMAGED = ("orders", "devices/03")
 JOBS = (
     *("collection_job", "orphans_job", "deletion_job", "verification_job"),
     *("snapshot_compaction_job", "compaction_job", "delay_queue_job"),
@@ -228,6 +237,32 @@ def show_log() -> None:
         take_log(url)
 
 
+def show_damage() -> None:
+    """Damage two of some logs, let a sweep find it, and show a check, a partition, and the tables of the fleet."""
+    folder, scope = BUILD / "damage", StoreScope()
+    shutil.rmtree(folder, ignore_errors=True)
+    place(folder)
+    store = open_store(os.environ["WAL3_STORE"])
+    with DagsterInstance.get() as instance:
+        runs = DemoRuns(instance)
+        for number in range(1, 4):
+            for place_of, log in enumerate(("orders", *(f"devices/{each:02}" for each in range(8)))):
+                append(store, log, [Message(b"x" * 300)] * (10 + 7 * place_of * number))
+                move(store, log, "reader", 1 + 7 * place_of)
+            runs.discover()
+        runs.start(VERIFICATION.request_sweep(scope))
+        for log in DAMAGED:
+            life = life_store(store, log)
+            damage(life, min(each.path for each in life.list_objects("log/")))
+        found = runs.start(VERIFICATION.request_sweep(scope))
+        for request in requests_of(scope, instance, found.run_id):
+            runs.start(request)
+        runs.start(MANIFESTS.request_sweep(scope))
+        runs.place(ROOT)
+    with dagster_ui() as url:
+        take_damage(url)
+
+
 def place(folder: Path) -> None:
     """Keep a store and Dagster's storage in a folder."""
     home = folder / "dagster"
@@ -270,13 +305,32 @@ def run_jobs() -> None:
 def take_dagster(url: str) -> None:
     """Take the pictures of Dagster's UI."""
     with browser(1600, 900) as window:
-        show(window, f"{url}/asset-groups", "document.querySelectorAll('foreignObject').length > 12")
+        show(window, f"{url}/asset-groups", "document.querySelectorAll('foreignObject').length >= 7")
+        for _ in range(GROUPS):
+            window.execute_script(EXPAND)
+            wait_until(window, "true")
         window.execute_script(HIDE)
         take(window, "asset-graph.png", window.execute_script(BOX, "foreignObject", "", 16))
     with browser(1240, 640) as window:
         check = f"{url}/assets/garbage_plan?view=checks&checkDetail=safe_to_collect"
         show(window, check, "document.body.innerText.includes('Evaluation result')")
         take(window, "collection-checks.png", {"x": 240, "y": 0, "width": 1000, "height": 640})
+
+
+def take_damage(url: str) -> None:
+    """Take the pictures of a failed check, a failed partition, and the tables of the fleet."""
+    with browser(1600, 1000) as window:
+        check = f"{url}/assets/verification?view=checks&checkDetail=sound"
+        show(window, check, "document.body.innerText.includes('Evaluation result')")
+        take(window, "failed-check.png", {"x": 240, "y": 0, "width": 1360, "height": 900})
+        show(
+            window,
+            f"{url}/assets/verification?view=partitions&partition=orders",
+            "document.body.innerText.includes('remedy')",
+        )
+        take(window, "failed-partition.png", {"x": 240, "y": 0, "width": 1360, "height": 1000})
+        show(window, f"{url}/assets/manifest?view=overview", "document.body.innerText.includes('most behind')")
+        take(window, "fleet-tables.png", {"x": 240, "y": 380, "width": 950, "height": 620})
 
 
 def take_log(url: str) -> None:
@@ -355,7 +409,13 @@ def wait_for(url: str) -> None:
             return
 
 
-PARTS = {"diagrams": draw_diagrams, "dagster": show_dagster, "log": show_log, "spark": show_spark}
+PARTS = {
+    "diagrams": draw_diagrams,
+    "dagster": show_dagster,
+    "damage": show_damage,
+    "log": show_log,
+    "spark": show_spark,
+}
 
 
 @click.command()

@@ -12,13 +12,22 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import boto3
-from dagster import ConfigurableResource, EnvVar, ResourceDependency
+from dagster import (
+    ConfigurableResource,
+    EnvVar,
+    Field,
+    InitResourceContext,
+    Permissive,
+    ResourceDefinition,
+    ResourceDependency,
+)
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource
 from pydantic import model_validator
@@ -45,7 +54,7 @@ _INSTALL = (
 # Servers that append once in this age mark their dirty log again before it is collected by itself.
 _QUIET_AGES = 3
 _WHEN = (
-    "Less work is done without Spark: the fields `spark_logs_min`, `spark_bytes_min` and `spark_objects_min` of the"
+    "Less work is done without Spark: the fields `spark_work_s_min`, `spark_bytes_min` and `spark_objects_min` of the"
     " resource `collection` say from when on it is used"
 )
 
@@ -170,10 +179,10 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     ``lag_min`` records does not move for ``cursor_idle_s_max`` seconds while the log grows; and when at least
     ``orphans_max`` orphans are found, or at least ``orphans_min`` and more than the last time twice in a row.
 
-    Spark takes seconds to start, so that less work is done without it: plans and listings of fewer than
-    ``spark_logs_min`` logs, verification of fewer logs that hold less than ``spark_bytes_min`` bytes
-    together, deletion of fewer than ``spark_objects_min`` objects of a log, key compaction of a log of fewer than
-    ``spark_bytes_min`` bytes.
+    Spark takes seconds to start, so that less work is done without it: verification of logs of less than
+    ``spark_bytes_min`` bytes together, deletion of fewer than ``spark_objects_min`` objects of a log, key compaction of
+    a log of fewer than ``spark_bytes_min`` bytes; and plans, listings and verification as long as the logs that are
+    left would take less than ``spark_work_s_min`` seconds, by what those before them took.
 
     A sweep compacts up to ``compactions_max`` of the logs that are due by key, each at ``compaction_bytes_per_s_max``
     bytes a second (0 for no limit). Its passes over logs of up to ``compaction_verified_bytes_max`` bytes are verified.
@@ -195,7 +204,7 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     lag_min: int = 1
     orphans_max: int = 5_000
     orphans_min: int = 100
-    spark_logs_min: int = 256
+    spark_work_s_min: float = 5 * 60
     spark_objects_min: int = 5_000
     spark_bytes_min: int = 256 * 2**20
     compactions_max: int = 500
@@ -218,6 +227,27 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     def waiting_s(self) -> float:
         """The seconds between pruning and deleting."""
         return self.interval_s or float(os.environ.get(INTERVAL_VARIABLE) or CollectorOptions().interval_s)
+
+
+# What the launchpad shows, of all fields of the resources.
+KNOBS = ("interval_s", "fraction_max", "spark_work_s_min")
+
+
+def with_few_knobs(resource: ConfigurableResource[Any]) -> ResourceDefinition:
+    """Return a resource of which a run's launchpad shows only the fields that people turn; it takes all of them."""
+    shown = {name: Field(float, default_value=getattr(resource, name)) for name in KNOBS if hasattr(resource, name)}
+
+    def build(context: InitResourceContext) -> Iterator[object]:
+        given = context.resource_config
+        if unknown := sorted(set(given) - set(type(resource).model_fields)):
+            raise InvalidRequestError(f"{type(resource).__name__}: expected its fields, found {', '.join(unknown)}")
+        changed = type(resource)(**{**dict(resource), **given})
+        with changed.process_config_and_initialize_cm() as made:
+            yield made
+
+    schema = Permissive(shown)  # type: ignore[no-untyped-call]  # its constructor has no types
+    described = " ".join((type(resource).__doc__ or "").partition("\n\n")[0].split())
+    return ResourceDefinition(contextmanager(build), config_schema=schema, description=described)
 
 
 class RollUpResource(ConfigurableResource["RollUpResource"]):

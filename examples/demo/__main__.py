@@ -149,7 +149,7 @@ def maintain(store: ObjectStore, runs: DemoRuns, repo: Path | None, console: Con
     say("Collect", f"what every consumer has read: {objects:,} objects, {num_bytes / 1e6:,.1f} MB; the rest is kept")
     packed: Recorded = {}
     for request in runs.tick(find_lopsided):
-        packed = {**packed, **recorded(runs.start(request), "compacted_snapshots")}
+        packed = {**packed, **recorded(runs.start(request), "repacked_snapshots")}
     say("Pack", f"the snapshot trees of {len(packed)} logs, which many short-lived writers left lopsided")
     # Only objects older than the interval are considered.
     shared_runtime().sleep(INTERVAL_S)

@@ -90,7 +90,7 @@ class DemoRuns:
 
     def verify(self) -> ExecuteInProcessResult:
         """Verify every log, on Spark although they are small."""
-        return self.start_for_all("verification_job", {"spark_logs_min": 1})
+        return self.start_for_all("verification_job", {"spark_work_s_min": 0.0})
 
     def start(self, request: RunRequest) -> ExecuteInProcessResult:
         """Do a run."""

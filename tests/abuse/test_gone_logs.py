@@ -28,7 +28,7 @@ SWEEPS = {
     "collection": "pruned_manifest",
     "deletion": "deleted_garbage",
     "orphans": "marked_orphans",
-    "snapshot_compaction": "compacted_snapshots",
+    "snapshot_compaction": "repacked_snapshots",
     "compaction": "installed_manifest",
     "maintenance": "pruned_manifest",
     "delay_queue": "delay_queue",

@@ -29,7 +29,7 @@ SWEEPS = (
     ("collection", "pruned_manifest", "safe_to_collect"),
     ("deletion", "deleted_garbage", None),
     ("orphans", "marked_orphans", None),
-    ("snapshot_compaction", "compacted_snapshots", None),
+    ("snapshot_compaction", "repacked_snapshots", None),
     ("compaction", "installed_manifest", "can_be_compacted"),
     ("delay_queue", "delay_queue", None),
 )

@@ -18,7 +18,7 @@ from tests.orchestration.dirty import AT_ONCE, Sensor
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.framework.scope import LOGS_NAME
 
-_ON_SPARK = {"spark_logs_min": 1, "spark_bytes_min": 1, "spark_objects_min": 1, "interval_s": 0.001}
+_ON_SPARK = {"spark_work_s_min": 0.0, "spark_bytes_min": 1, "spark_objects_min": 1, "interval_s": 0.001}
 RETRIED = {"tasks retried", "executors lost", "retried because"}
 SWEEPS = ("verification_sweep", "garbage_plan_sweep", "deletion_sweep", "compaction_sweep")
 

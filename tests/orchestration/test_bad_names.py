@@ -36,7 +36,7 @@ STEPS = {
     "collection_job": "pruned_manifest",
     "orphans_job": "marked_orphans",
     "deletion_job": "deleted_garbage",
-    "snapshot_compaction_job": "compacted_snapshots",
+    "snapshot_compaction_job": "repacked_snapshots",
 }
 
 

@@ -20,7 +20,7 @@ from tests.orchestration.test_key_compaction_chosen import tick
 from tests.stores import life_store
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, QueueStats, open_store
 from wal3_core.store.object_store import ObjectStore
-from wal3_orchestration.defs.delay_queues import JOB, QueueProbe, observe_queues
+from wal3_orchestration.defs.delay_queues import JOB, QueueProbe, observe_queues, oldest_due_within
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -139,8 +139,9 @@ def test_check_warns_beyond_its_limit_and_says_what_to_do(
     assert problem in found_bad(failed)[QUEUE, check]
     found = check_of(failed, check)
     assert found.severity.value == "WARN"
-    assert "docs/operations.md#" in str(found.metadata["remedy"].value)
-    assert (found.metadata["pending"].value, found.metadata["dead"].value) == (3, 1)
+    assert "docs/operations.md#" in str(found.metadata["runbook"].value)
+    assert found.metadata["remedy"].records
+    assert (found.metadata["pending"].value, found.metadata["dead"].value) == ("3", "1")
 
 
 @pytest.mark.slow
@@ -245,6 +246,31 @@ def test_queue_is_judged_again_once_a_day_and_every_six_hours_while_a_check_fail
 
     assert [len(found) for found in states] == [2, 8]
     assert states[0].isdisjoint(states[1])
+
+
+def test_item_whose_lease_ended_is_due_also_when_no_broker_runs() -> None:
+    now_us = 10**16
+    stats = QueueStats(
+        pending=0,
+        due=0,
+        scheduled=0,
+        leased=2,
+        dead=0,
+        bytes=0,
+        oldest_due_us=None,
+        oldest_enqueued_us=None,
+        next_deadline_us=None,
+        last_id=2,
+        waiting=0,
+        ended=1,
+        oldest_ended_us=now_us - 4000 * 10**6,
+    )
+    probe = QueueProbe(log="a", now_us=now_us, stats=stats)
+
+    numbers = probe.numbers()
+
+    assert [numbers[label] for label in ("pending", "due", "leased", "oldest due (s)")] == [1, 1, 1, 4000.0]
+    assert "has been due for 4,000 s, of 1 due items" in str(oldest_due_within.judge(probe, CollectionResource()))
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp
             assert compacted <= partitions or asset != "manifest"
             # Of the fleet, only the logs that had grown were looked at.
             assert set(BUSY) <= partitions or asset not in {"garbage_plan", "pruned_manifest"}, asset
-        packed = instance.get_materialized_partitions(AssetKey("compacted_snapshots"))
+        packed = instance.get_materialized_partitions(AssetKey("repacked_snapshots"))
         assert {"src", "slatedb"} <= packed < logs
         assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
         jobs = Counter(run.job_name for run in instance.get_runs())

@@ -47,7 +47,7 @@ def test_every_definition_names_its_store_and_owners(monkeypatch: pytest.MonkeyP
     for spec in defs().resolve_all_asset_specs():
         assert spec.metadata["store"] == "s3://bucket/logs"
         assert list(spec.owners) == list(OWNERS)
-        assert spec.kinds >= {"wal3"}
+        assert spec.kinds >= {"parquet", "s3"}
         assert spec.tags["wal3/store"] == "default"
 
 

@@ -301,7 +301,7 @@ def test_marked_log_s_maintenance_names_the_roll_up(
     sensor.tick()
 
     (rolled,) = instance.fetch_materializations(AssetKey("rollup"), limit=1).records
-    (compacted,) = instance.fetch_materializations(AssetKey("compacted_snapshots"), limit=1).records
+    (compacted,) = instance.fetch_materializations(AssetKey("repacked_snapshots"), limit=1).records
     (ended,) = instance.fetch_observations(AssetKey("rollup"), limit=1).records
     event, own = rolled.asset_materialization, compacted.asset_materialization
     assert event is not None

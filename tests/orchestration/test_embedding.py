@@ -20,7 +20,7 @@ from dagster_aws.s3 import S3Resource
 
 from wal3_core import InvalidRequestError, LogWriter, open_store
 from wal3_orchestration.defs.discovery import discover
-from wal3_orchestration.embedding import wal3_definitions
+from wal3_orchestration.embedding import LogLineage, wal3_definitions
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.resources import StoreResource, without_password
 
@@ -128,3 +128,26 @@ def test_name_that_dagster_would_not_accept_is_refused() -> None:
 )
 def test_shown_url_has_no_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+def test_log_stands_between_its_producers_and_consumers_in_the_graph() -> None:
+    @asset(deps=[AssetKey(["orders", "logs", "team", "orders"])])
+    def report() -> None:
+        """An asset of the project's own that reads the log."""
+
+    lineage = [
+        LogLineage(log="team/orders", producers=("shop/checkout",), consumers=("dashboard",)),
+        LogLineage(log="audit", consumers=("dashboard",)),
+    ]
+    project = Definitions.merge(
+        wal3_definitions("memory:none", name="orders", lineage=lineage), Definitions(assets=[report])
+    )
+
+    Definitions.validate_loadable(project)
+    graph = project.resolve_asset_graph()
+    orders, audit = AssetKey(["orders", "logs", "team", "orders"]), AssetKey(["orders", "logs", "audit"])
+    assert graph.get(orders).parent_keys == {AssetKey(["shop", "checkout"])}
+    assert graph.get(orders).child_keys == {AssetKey("report"), AssetKey("dashboard"), AssetKey(["orders", "manifest"])}
+    assert graph.get(AssetKey("dashboard")).parent_keys == {orders, audit}
+    assert graph.get(AssetKey(["orders", "manifest"])).parent_keys == {orders, audit}
+    assert not graph.get(orders).is_executable

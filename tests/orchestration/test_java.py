@@ -29,7 +29,7 @@ with DagsterInstance.get() as instance:
     result = defs().resolve_job_def("verification_sweep").execute_in_process(
         instance=instance,
         tags=range_tags(logs[0], logs[-1]),
-        run_config={"resources": {"collection": {"config": {"spark_logs_min": 1}}}},
+        run_config={"resources": {"collection": {"config": {"spark_work_s_min": 0.0}}}},
         raise_on_error=False,
     )
 events = result.all_node_events
@@ -101,4 +101,4 @@ def test_run_that_needs_spark_fails_at_once_and_says_how_to_install_java(
     assert done.stdout.splitlines()[0] == "0 retries"
     assert f"Spark did not start: {tmp_path}/bin/java: expected Java, found none. Spark needs Java 17" in done.stdout
     assert "set JAVA_HOME" in done.stdout
-    assert "`spark_logs_min`" in done.stdout
+    assert "`spark_work_s_min`" in done.stdout

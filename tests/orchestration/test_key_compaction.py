@@ -82,7 +82,7 @@ def test_job_compacts_a_log_and_records_numbers_that_plot(five: list[str], fleet
     assert keys_of(fleet, "a") == COMPACTED
     assert keys_of(fleet, "b") == [(1, b"k"), (2, b"l"), *COMPACTED]
     planned, merged, installed = (
-        metadata_of(result, name)["a"] for name in ("compaction_plan", "compacted_fragments", "installed_manifest")
+        metadata_of(result, name)["a"] for name in ("compaction_plan", "merged_fragments", "installed_manifest")
     )
     assert (planned["dirty (%)"], planned["overdue (s)"], planned["chosen"], planned["rank"]) == (100, 0, True, 1)
     assert planned["cause"] == "100 % of its bytes are dirty"
@@ -105,7 +105,7 @@ def test_large_log_is_compacted_on_spark(five: list[str], fleet: ObjectStore, ru
 
     assert result.success
     assert keys_of(fleet, "a") == COMPACTED
-    assert metadata_of(result, "compacted_fragments")["a"]["done_by"] == ON_SPARK
+    assert metadata_of(result, "merged_fragments")["a"]["done_by"] == ON_SPARK
     assert metadata_of(result, "installed_manifest")["a"]["verified"] is True
 
 
@@ -122,7 +122,7 @@ def test_log_that_is_not_due_or_not_compacted_by_key_is_left_alone(
 
     assert (again.success, plain.success) == (True, True)
     assert LogReader.open(fleet, "a").manifest().generation == before.generation
-    assert metadata_of(again, "compacted_fragments")["a"]["token"] == ""
+    assert metadata_of(again, "merged_fragments")["a"]["token"] == ""
     assert metadata_of(again, "installed_manifest")["a"]["installed"] is False
     assert "expected a policy that compacts" in metadata_of(plain, "compaction_plan")["plain"]["reason"]
     assert len(keys_of(fleet, "plain")) == 2
@@ -162,7 +162,7 @@ def test_sweep_compacts_the_most_urgent_logs_first_and_no_more_than_allowed(
     assert order[:3] == ["e", "d", "a"]
     assert sorted(order[3:]) == ["b", "c"]
     assert [log for log in five if recorded[log].get("chosen")] == ["a", "d", "e"]
-    assert sorted(recorded_by(instance, first, "compacted_fragments")) == ["", "a", "d", "e"]
+    assert sorted(recorded_by(instance, first, "merged_fragments")) == ["", "a", "d", "e"]
     assert sorted(recorded_by(instance, second, "installed_manifest")) == ["", "b", "c"]
     assert all(scrub(fleet, log).sound for log in five)
 
@@ -205,7 +205,7 @@ def test_run_that_dies_between_two_steps_is_continued_by_the_next(
 ) -> None:
     request = run_request("a", "a")
     planned = run("compaction_job", request, only="compaction_plan")
-    merged = run("compaction_job", request, only="compacted_fragments")
+    merged = run("compaction_job", request, only="merged_fragments")
     assert (planned.success, merged.success) == (True, True)
     assert len(keys_of(fleet, "a")) == 6
 
@@ -222,7 +222,7 @@ def test_pass_that_a_cursor_overtakes_is_no_failure_and_is_planned_again(
     five: list[str], fleet: ObjectStore, run: Run
 ) -> None:
     request = run_request("a", "a")
-    for step in ("compaction_plan", "compacted_fragments"):
+    for step in ("compaction_plan", "merged_fragments"):
         run("compaction_job", request, only=step)
     CursorStore(fleet, "a").create("late", LogPosition(3, 0))
 

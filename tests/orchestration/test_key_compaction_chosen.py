@@ -88,7 +88,7 @@ def test_overtaken_log_is_asked_for_again(
     logs: list[str], fleet: ObjectStore, instance: DagsterInstance, run: Run
 ) -> None:
     (before,) = [key for key in keys(tick(instance)) if key is not None and "dirty" in key]
-    for step in ("compaction_plan", "compacted_fragments"):
+    for step in ("compaction_plan", "merged_fragments"):
         run("compaction_job", run_request("dirty", "dirty"), only=step)
     CursorStore(fleet, "dirty").create("late", LogPosition(5, 0))
     run("compaction_job", run_request("dirty", "dirty"), only="installed_manifest")

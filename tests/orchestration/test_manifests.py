@@ -11,6 +11,7 @@ from tests.orchestration.run_requests import run_request
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
 from wal3_core.store.object_store import ObjectStore
+from wal3_orchestration.framework.readable import size
 from wal3_orchestration.framework.scope import LOGS_NAME
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     assert manifest.snapshots
     assert _recorded(result) == {
         "team/events": {
+            "size": size(manifest.num_bytes),
             "records": 2 * appended,
             "bytes": manifest.num_bytes,
             "fragments": appended,

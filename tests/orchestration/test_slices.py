@@ -76,7 +76,7 @@ def test_sweep_in_slices_finds_the_damaged_and_the_gone_and_does_the_others(
     assert whole["pruned_manifest"]["total records"] == 22 * 3
     assert set(found_bad(verified)) == {(log, "sound") for log in damaged}
     sound = check_of(verified, "sound")
-    assert [sound.metadata[label].value for label in ("logs", "judged", "bad")] == [22, 22, 2]
+    assert [sound.metadata[label].value for label in ("judged", "bad")] == ["22 of 22 logs", 2]
     assert "2 of 24 logs: log-05: sound: 1 problem" in str(
         verified.failure_data_for_node("verification_sweep_verification")
     )
@@ -134,8 +134,8 @@ def _found_alive() -> list[LogResult | CheckResult]:
 
 
 @pytest.mark.usefixtures("sliced")
-def test_slice_knows_how_many_logs_its_step_has_so_all_are_done_the_same_way() -> None:
-    """Regression: with spark_logs_min above the size of a slice, Spark was never used."""
+def test_slice_knows_how_many_logs_its_step_has_and_what_was_measured() -> None:
+    """Regression: with a limit above the size of a slice, Spark was never used."""
     names = [f"log-{number}" for number in range(10)]
     whole = step.Step(scope=StoreScope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
 
@@ -143,5 +143,6 @@ def test_slice_knows_how_many_logs_its_step_has_so_all_are_done_the_same_way() -
 
     assert [log for each in found for log in each.logs] == names
     assert [(len(each.logs), each.num_logs) for each in found] == [(4, 10), (4, 10), (2, 10)]
+    assert all(each.work is whole.work for each in found)
     (chosen,) = replace(whole, swept=False).slices()
     assert (list(chosen.logs), chosen.num_logs) == (names, 10)

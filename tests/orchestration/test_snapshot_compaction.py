@@ -44,7 +44,7 @@ def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, obje
             label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
         }
         for event in result.get_asset_materialization_events()
-        if event.asset_key == AssetKey("compacted_snapshots")
+        if event.asset_key == AssetKey("repacked_snapshots")
     }
 
 
@@ -79,7 +79,7 @@ def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: R
 
     assert not result.success
     assert set(_recorded(result)) == {"alpha", "beta/one"}
-    assert "1 of 3 logs: gamma: " in str(result.failure_data_for_node("compacted_snapshots"))
+    assert "1 of 3 logs: gamma: " in str(result.failure_data_for_node("repacked_snapshots"))
 
 
 @pytest.mark.slow

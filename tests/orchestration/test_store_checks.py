@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ ROOT = Path(__file__).parent.parent.parent
 # What the Overview of an asset asks.
 _OVERVIEW = """{ assetNodes(assetKeys: [{path: ["verification"]}]) { assetChecksOrError { ... on AssetChecks { checks {
   name executionForLatestMaterialization { status evaluation { partition severity description
-    metadataEntries { label ... on TextMetadataEntry { text } ... on MarkdownMetadataEntry { mdStr } } } } } } } } }"""
+    metadataEntries { label ... on TextMetadataEntry { text }
+      ... on TableMetadataEntry { table { records } } } } } } } } } }"""
 
 
 @pytest.fixture
@@ -81,11 +83,13 @@ def test_sound_log_verified_after_a_damaged_one_leaves_the_overview_red(run: Run
     assert check["status"] == "FAILED"
     assert (evaluation["partition"], evaluation["severity"]) == (None, "ERROR")
     assert evaluation["description"].startswith("gamma: 1 problem: fragment 1 ")
-    shown = {each["label"]: each.get("text") or each.get("mdStr") for each in evaluation["metadataEntries"]}
+    assert shlex.split(evaluation["description"].partition(". Next: ")[2])[-2:] == ["scrub", "gamma"]
+    shown = {each["label"]: each.get("text") or each.get("table") for each in evaluation["metadataEntries"]}
     assert shown["problem"].startswith("1 problem: fragment 1 ")
-    assert "repair gamma --from BACKUP_URL" in shown["remedy"]
-    assert shown["bad logs"].splitlines()[2].startswith("| gamma | 1 problem: fragment 1 ")
-    assert "scrub gamma" in shown["bad logs"]
+    assert "repair gamma --from BACKUP_URL" in str(shown["remedy"]["records"])
+    (row,) = map(json.loads, shown["bad logs"]["records"])
+    assert row["problem"].startswith("1 problem: fragment 1 ")
+    assert (row["log"], shlex.split(row["next command"])[-2:]) == ("gamma", ["scrub", "gamma"])
 
 
 @pytest.mark.slow
@@ -114,7 +118,7 @@ def test_damaged_log_that_is_gone_is_not_counted(run: Run, instance: DagsterInst
 
 @pytest.mark.slow
 def test_checks_of_one_asset_fail_each_for_its_own_logs(known: list[str], fleet: ObjectStore, run: Run) -> None:
-    # Gamma's plan takes the whole log; alpha's takes half of it, and beta has no cursor.
+    # Gamma's plan takes the whole log; alpha's takes half of it, and beta has no cursor, which is no failure.
     CursorStore(fleet, "alpha").create("reader", LogPosition(4, 0))
     age_out(fleet, "gamma")
 
@@ -163,9 +167,12 @@ def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None
     check = evaluate(StoreScope(store_url="file:///store"), found)
 
     assert (len(found.here), len(found.bad)) == (50, 50)
-    assert [check.metadata[label].value for label in ("logs", "judged", "bad", "n")] == [3_000, 2_000, 2_500, 0]
-    assert str(check.description).startswith("log-0000: torn; log-0001: torn; log-0002: torn; and 2497 more")
-    assert str(check.metadata["bad logs"].value).endswith("\n\nand 2450 more")
+    shown = [check.metadata[label].value for label in ("judged", "bad", "n")]
+    assert shown == ["2,000 of 3,000 logs", 2_500, "0"]
+    assert check.description == (
+        "log-0000: torn; log-0001: torn; log-0002: torn; and 2497 more. Next: wal3 --store file:///store scrub log-0000"
+    )
+    assert check.metadata["bad logs"].records[-1].data["log"] == "and 2450 more"
     assert sum(len(str(value.value)) for value in check.metadata.values()) < 20_000
 
 

@@ -171,6 +171,7 @@ class Pair:
         read = read_queue_stats(self.store, LOG, runtime=self.runtime)
         # A reader cannot know how far the clock of the broker has come since its last record.
         unknown = {"due": 0, "scheduled": 0, "oldest_due_us": None, "next_deadline_us": None}
+        unknown |= {"ended": 0, "oldest_ended_us": None}
         assert replace(read, **unknown) == replace(self.model.stats(), **unknown)
         head = read_queue_head(self.store, LOG, 5, runtime=self.runtime)
         assert head == [each.peeked() for each in self.model.line()[:5]]

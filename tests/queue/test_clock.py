@@ -12,6 +12,8 @@ from tests.stores import FaultyStore
 from wal3_core.runtime import US_PER_S, ThreadRuntime
 from wal3_core.views.queue.broker import QueueClock
 from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.loading import read_queue_stats
+from wal3_core.views.queue.operations import NewItem
 
 if TYPE_CHECKING:
     from wal3_core import MemoryStore
@@ -130,3 +132,24 @@ def test_queue_that_takes_long_to_be_taken_is_not_ahead_of_the_wall_clock(memory
     older.close()
     for each in (runtime, other):
         each.close()
+
+
+def test_lease_that_ended_is_due_where_no_broker_takes_the_item_back(memory_store: MemoryStore) -> None:
+    reader = LaterRuntime()
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        queue.enqueue_many([NewItem(b"a"), NewItem(b"b"), NewItem(b"c")])
+        first, other = queue.dequeue(lease_s=1000), queue.dequeue(lease_s=5000)
+        until_us = queue.item(first[0].id).lease_until_us
+    held = read_queue_stats(memory_store, "q", runtime=reader)
+
+    reader.later_s = 1001
+    ended = read_queue_stats(memory_store, "q", runtime=reader)
+    reader.close()
+
+    assert other
+    assert (held.leased, held.ended, held.oldest_ended_us) == (2, 0, None)
+    assert (ended.leased, ended.ended) == (2, 1)
+    assert until_us is not None
+    assert ended.oldest_ended_us is not None
+    # A broker reckons by how much its clock has jumped.
+    assert abs(ended.oldest_ended_us - until_us) < US_PER_S

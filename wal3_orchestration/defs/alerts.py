@@ -26,6 +26,7 @@ from dagster import (
     SensorEvaluationContext,
     SensorResult,
     SkipReason,
+    TableMetadataValue,
     run_status_sensor,
 )
 from dagster._core.definitions.run_request import InstigatorType  # Dagster exports neither
@@ -33,9 +34,9 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 
 from wal3_core import InvalidRequestError, UnavailableError
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.framework.checks import FOUND
+from wal3_orchestration.framework.checks import FOUND, STEPS, found_by_run
 from wal3_orchestration.framework.runbook import Section, address
-from wal3_orchestration.framework.scope import STORE_TAG, StoreScope
+from wal3_orchestration.framework.scope import FOUND_BAD, REASON_TAG, STORE_TAG, StoreScope
 from wal3_orchestration.framework.triggers import LogSensor, Workflow
 
 ALERT_VARIABLE = "WAL3_ALERT_URL"
@@ -56,9 +57,9 @@ ASSETS = frozenset(
         "dirty_log",
         "rollup",
         "verification",
-        "compacted_snapshots",
+        "repacked_snapshots",
         "compaction_plan",
-        "compacted_fragments",
+        "merged_fragments",
         "installed_manifest",
         "garbage_plan",
         "pruned_manifest",
@@ -106,7 +107,7 @@ def post(url: str, text: str) -> None:
 
 def alert_text(scope: StoreScope, run: DagsterRun, instance: DagsterInstance) -> str | None:
     """Return what to say about a finished run; None when it neither failed nor has a failed check."""
-    failed = [check for check in _checks(instance, run.run_id) if not check.passed]
+    failed = [check for check in found_by_run(instance, run.run_id) if not check.passed]
     if run.status is not DagsterRunStatus.FAILURE and not failed:
         return None
     lines = [f"{run.status.value} {run.job_name}, run {run.run_id}, store {scope.store_url}"]
@@ -127,12 +128,12 @@ def _found(check: AssetCheckEvaluation) -> str:
 
 
 def _advice(check: AssetCheckEvaluation) -> Iterator[str]:
-    for label in ("next_command", "runbook"):
+    for label in ("next_command", "runbook", "file"):
         if label in check.metadata:
             yield f"  {label.replace('_', ' ')}: {check.metadata[label].value}"
-    if "remedy" in check.metadata:
-        steps = str(check.metadata["remedy"].value).partition("\n\n")[0]
-        yield from (f"  {step}" for step in steps.splitlines())
+    steps = check.metadata.get("remedy")
+    if isinstance(steps, TableMetadataValue):
+        yield from (f"  {'. '.join(str(row.data[column]) for column in STEPS)}" for row in steps.records)
 
 
 def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
@@ -152,14 +153,6 @@ def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
                 yield entry.dagster_event.message
 
 
-def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
-    """Find the checks by which this run found logs bad; what earlier runs found was posted then."""
-    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION):
-        found = None if entry.dagster_event is None else entry.dagster_event.asset_check_evaluation_data
-        if found is not None and FOUND in found.metadata:
-            yield found
-
-
 def is_of(scope: StoreScope, run: DagsterRun) -> bool:
     """Return whether a run is of the scope's store: of one of its jobs, or started by a click on its assets."""
     if run.tags.get(STORE_TAG) is not None:
@@ -173,6 +166,8 @@ def alert(scope: StoreScope, context: RunStatusSensorContext) -> SkipReason:
     run = context.dagster_run
     if not is_of(scope, run):
         return SkipReason(f"run {run.run_id} is not of this store")
+    if run.tags.get(REASON_TAG, "").startswith(FOUND_BAD):
+        return SkipReason(f"run {run.run_id} shows what a sweep has found, which was posted")
     text = alert_text(scope, run, context.instance)
     if text is None:
         return SkipReason(f"run {run.run_id}: nothing failed")

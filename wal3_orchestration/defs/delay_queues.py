@@ -64,20 +64,25 @@ class QueueProbe:
     @property
     def oldest_due_s(self) -> float:
         """For how long the oldest due item has been due, in seconds; 0 for none."""
-        if self.stats is None or self.stats.oldest_due_us is None:
-            return 0.0
-        return max(0.0, (self.now_us - self.stats.oldest_due_us) / US_PER_S)
+        stats = self.stats
+        times = () if stats is None else (stats.oldest_due_us, stats.oldest_ended_us)
+        return max((max(0.0, (self.now_us - us) / US_PER_S) for us in times if us is not None), default=0.0)
 
-    def numbers(self) -> dict[str, Value]:
+    @property
+    def num_due(self) -> int:
+        """How many items are due, with those whose leases ended: where no broker runs, they stay leased for ever."""
+        return 0 if self.stats is None else self.stats.due + self.stats.ended
+
+    def numbers(self) -> dict[str, int | float]:
         """Return the numbers that Dagster plots."""
         stats = self.stats
         if stats is None:
             return {}
         return {
-            "pending": stats.pending,
-            "due": stats.due,
+            "pending": stats.pending + stats.ended,
+            "due": self.num_due,
             "scheduled": stats.scheduled,
-            "leased": stats.leased,
+            "leased": stats.leased - stats.ended,
             "dead": stats.dead,
             "bytes": stats.bytes,
             "oldest due (s)": round(self.oldest_due_s, 3),
@@ -114,12 +119,11 @@ def _readable(found: QueueProbe) -> bool:
 @log_check(asset=QUEUE, section=Section.QUEUE_OLD, next_command=_STATS, applies=_readable, details=QueueProbe.numbers)
 def oldest_due_within(found: QueueProbe, limits: CollectionResource) -> str | None:
     """No item of a queue has been due for long without being handed out."""
-    stats = found.stats
-    if stats is None or found.oldest_due_s <= limits.queue_due_s_max:
+    if found.stats is None or found.oldest_due_s <= limits.queue_due_s_max:
         return None
     return (
         f"expected each item to be handed out within {limits.queue_due_s_max:,.0f} s of its deadline, found one that"
-        f" has been due for {found.oldest_due_s:,.0f} s, of {stats.due:,} due items"
+        f" has been due for {found.oldest_due_s:,.0f} s, of {found.num_due:,} due items"
     )
 
 
@@ -137,7 +141,7 @@ def dead_letters_below(found: QueueProbe, limits: CollectionResource) -> str | N
 @log_check(asset=QUEUE, section=Section.QUEUE_OLD, next_command=_STATS, applies=_readable, details=QueueProbe.numbers)
 def depth_below(found: QueueProbe, limits: CollectionResource) -> str | None:
     """Not too many items wait in a queue, due or not."""
-    pending = 0 if found.stats is None else found.stats.pending
+    pending = 0 if found.stats is None else found.stats.pending + found.stats.ended
     if pending <= limits.queue_pending_max:
         return None
     return f"expected at most {limits.queue_pending_max:,} pending items, found {pending:,}"
@@ -198,6 +202,7 @@ def _result(found: QueueProbe, limits: CollectionResource) -> LogResult:
 
 DELAY_QUEUE = LogAsset(
     name=QUEUE,
+    group="delay_queues",
     do=record_queues,
     description=(
         "What a delay queue holds, read from its log without taking it from its broker: items that wait, are due,"
@@ -274,7 +279,7 @@ def _observations(scope: StoreScope, probes: Sequence[QueueProbe]) -> Iterator[A
         key,
         metadata={
             "queues": len(found),
-            **{f"total {label}": sum(getattr(stats, label) for _, stats in found) for label in _SUMMED},
+            **{f"total {label}": sum(each.numbers()[label] for each, _ in found) for label in _SUMMED},
             "longest due (s)": round(max(each.oldest_due_s for each, _ in found), 3),
         },
     )

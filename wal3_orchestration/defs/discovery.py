@@ -83,11 +83,13 @@ def _result(log: str, state: LogState | UnreadableLog | None) -> LogResult:
         state=state.fingerprint,
         implied=("setsum", "generation"),
         data_version=state.data_version,
+        figures=state.figures,
     )
 
 
 MANIFEST = LogAsset(
     name="manifest",
+    group="discovery",
     do=record_manifests,
     description=(
         "What a log holds, read from its manifest and cursors: records, bytes, fragments, snapshots, the time of the"

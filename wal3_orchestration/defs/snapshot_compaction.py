@@ -97,7 +97,8 @@ def find_lopsided(scope: StoreScope, context: SensorEvaluationContext) -> Sensor
 
 
 COMPACTED = LogAsset(
-    name="compacted_snapshots",
+    name="repacked_snapshots",
+    group="snapshot_compaction",
     do=compact,
     description="The tree of a log's snapshots, repacked where it was lopsided: its shape, and what was written.",
     deps=("manifest", "rollup"),

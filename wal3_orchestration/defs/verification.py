@@ -120,10 +120,8 @@ def sound(found: Damages, _limits: object) -> str | None:
 def verify(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
     # One request for each log says how large it is.
-    num_bytes = sum(manifest.num_bytes for _, manifest in read_manifests(store, step.logs)) if step.few else 0
-    few = step.few and num_bytes < step.limits.spark_bytes_min
-    done_by, found, retried = step.each_log(partial(scrub_log, store), verify_logs, few=few)
-    reports = list(found)
+    num_bytes = sum(manifest.num_bytes for _, manifest in read_manifests(store, step.logs))
+    reports = list(step.each_log(partial(scrub_log, store), verify_logs, num_bytes=num_bytes))
     results = [
         LogResult(
             log=report.log,
@@ -137,10 +135,10 @@ def verify(step: Step, store: ObjectStore, recorder: Recorder) -> None:
                 "done_by": done_by,
             },
         )
-        for report in reports
+        for report, done_by in reports
         if report.sound
     ]
-    recorder.add(results, [judge(store, report) for report in reports], retried=retried)
+    recorder.add(results, [judge(store, report) for report, _ in reports])
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
@@ -172,6 +170,7 @@ def judge(store: ObjectStore, report: ScrubReport) -> CheckResult:
 
 VERIFICATION = LogAsset(
     name="verification",
+    group="verification",
     do=verify,
     description=(
         "A whole log, read back and compared with its checksums: materialized when it is sound. When it is damaged,"

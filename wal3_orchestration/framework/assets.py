@@ -39,7 +39,7 @@ from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.checks import checks_of
 from wal3_orchestration.framework.recorder import Recorder
 from wal3_orchestration.framework.runbook import Section, link
-from wal3_orchestration.framework.scope import GROUP, LOG_TAG, REASON_TAG, StoreScope
+from wal3_orchestration.framework.scope import LOG_TAG, REASON_TAG, StoreScope
 from wal3_orchestration.framework.step import LOGS_FIELD, Step, retried_only_when_unavailable
 
 # Dagster does not export the class of a job whose assets are not resolved yet.
@@ -54,7 +54,7 @@ LOGS_PER_RUN_MAX = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAsset:
-    """An asset of every log: its name, the assets before it, the resources it uses, its section of the runbook.
+    """An asset of every log: its name and group, the assets before it, its resources, its section of the runbook.
 
     ``do`` does the step for a slice of its logs, or for the ``whole``, and hands what it finds to the recorder.
     """
@@ -63,6 +63,7 @@ class LogAsset:
     do: Callable[[Step, ObjectStore, Recorder], None]
     description: str
     section: Section
+    group: str
     whole: bool = False
     deps: tuple[str, ...] = ()
     uses: tuple[str, ...] = ("store",)
@@ -75,15 +76,16 @@ class LogAsset:
 
         @asset(
             key=scope.key(self.name),
-            deps=scope.keys(self.deps),
+            # What no other asset comes before reads the logs themselves.
+            deps=scope.keys(self.deps) if self.deps else [scope.log_key(each.log) for each in scope.lineage],
             check_specs=checks,
             partitions_def=scope.logs,
-            group_name=scope.named(GROUP),
+            group_name=scope.named(self.group),
             backfill_policy=BackfillPolicy.single_run(),
             pool=None if self.pool is None else scope.named(self.pool),
             # A step with checks may end without a materialization of a log that failed one.
             output_required=not checks,
-            kinds={"wal3", "pyspark"} if "spark" in self.uses else {"wal3"},
+            kinds=scope.kinds(self.uses),
             description=self.description,
             owners=scope.owners,
             tags=scope.tags,
@@ -138,6 +140,10 @@ class LogJob:
     assets: tuple[LogAsset, ...]
     description: str
 
+    def job_name(self, scope: StoreScope) -> str:
+        """Return the name of the job for logs that are chosen."""
+        return scope.named(f"{self.name}_job")
+
     def sweep_name(self, scope: StoreScope) -> str:
         """Return the name of the job for many logs."""
         return scope.named(f"{self.name}_sweep")
@@ -150,8 +156,7 @@ class LogJob:
     def request(self, scope: StoreScope, log: str, *, run_key: str, reason: str) -> RunRequest:
         """Ask for a run of one log, under its partition."""
         tags = {LOG_TAG: scope.log_tag(log), REASON_TAG: reason}
-        name = scope.named(f"{self.name}_job")
-        return RunRequest(run_key=run_key, job_name=name, partition_key=log, tags=tags)
+        return RunRequest(run_key=run_key, job_name=self.job_name(scope), partition_key=log, tags=tags)
 
     def request_sweep(
         self, scope: StoreScope, logs: Sequence[str] | None = None, *, run_key: str | None = None, reason: str = ""

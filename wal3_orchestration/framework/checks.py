@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from dagster import (
     AssetCheckEvaluation,
     AssetCheckSeverity,
     AssetCheckSpec,
+    AssetObservation,
+    DagsterEventType,
+    DagsterInstance,
     JsonMetadataValue,
     MetadataValue,
+    TableMetadataValue,
+    TableRecord,
     TimestampMetadataValue,
 )
 
 from wal3_core.compaction.reports import Retried
 from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
+from wal3_orchestration.framework.readable import shortened, text_of
 from wal3_orchestration.framework.runbook import Section, command, find_remedy, link, remedy
 from wal3_orchestration.framework.scope import StoreScope
 
@@ -30,6 +36,8 @@ Judge = Callable[[Any, Any], str | None]
 
 # The logs that a check found bad in its own run, as its metadata names them.
 FOUND = "found"
+# The columns of a remedy.
+STEPS = ("step", "do")
 _ROWS_MAX = 50
 _FOUND_MAX = 20
 _SPOKEN_MAX = 3
@@ -42,7 +50,7 @@ class LogCheck:
 
     In ``next_command``, LOG stands for the log's name. ``judge`` returns what is wrong with a log, or None: its name is
     the check's, its docstring the description. A log for which ``applies`` is false is not judged. A failure of a
-    ``blocking`` check stops later steps; with ``blocks``, only of a log for which that is true.
+    ``blocking`` check stops later steps.
     """
 
     asset: str
@@ -50,7 +58,6 @@ class LogCheck:
     next_command: tuple[str, ...]
     judge: Judge
     blocking: bool = False
-    blocks: Callable[[Any], bool] = lambda _found: True
     applies: Callable[[Any], bool] = lambda _found: True
     details: Callable[[Any], Mapping[str, Value]] = lambda _found: {}
 
@@ -72,7 +79,7 @@ class LogCheck:
     def result(self, log: str, found: object, limits: object = None) -> CheckResult:
         """Judge what was found of a log."""
         problem = self.judge(found, limits)
-        blocking = self.blocking and problem is not None and self.blocks(found)
+        blocking = self.blocking and problem is not None
         return CheckResult(check=self, log=log, problem=problem, blocking=blocking, details=self.details(found))
 
     def section_of(self, problem: str) -> Section:
@@ -176,54 +183,92 @@ def evaluate(scope: StoreScope, found: CheckFindings, retried: Retried | None = 
         check_name=check.name,
         passed=not failed,
         severity=AssetCheckSeverity.ERROR if found.severe else AssetCheckSeverity.WARN,
-        description=_sentence(found) if failed else None,
+        description=_sentence(scope, found) if failed else None,
         metadata={
-            "logs": found.num_known,
-            "judged": found.num_judged,
+            # Only the number that is worth a plot is one.
             "bad": found.num_bad,
-            **({"bad logs": MetadataValue.md(_bad_logs(scope, found))} if found.bad else {}),
+            "judged": f"{found.num_judged:,} of {found.num_known:,} logs",
+            **({"bad logs": _bad_logs(scope, found)} if found.bad else {}),
             **({FOUND: MetadataValue.json(here)} if here else {}),
-            **({} if shown is None else shown.details),
-            **retried_metadata(retried),
+            **({} if shown is None else _unplotted(shown.details)),
+            **_unplotted(retried_metadata(retried)),
             **_advice(scope, found),
         },
     )
 
 
-def _sentence(found: CheckFindings) -> str:
-    """Speak of this run's logs first: an alert is about them. Those of them that are no longer known count, too."""
-    said = {log: result.problem for log, result in found.here.items()}
+def _unplotted(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Write numbers as text: a plot would mix the logs that each run speaks of."""
+    return {label: text_of(label, value) if _is_number(value) else value for label, value in values.items()}
+
+
+def _is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _sentence(scope: StoreScope, found: CheckFindings) -> str:
+    """Speak of this run's logs first: an alert is about them. Those of them that are no longer known count, too.
+
+    The end is what to do next, about the first of them.
+    """
+    said = {log: result.problem or "" for log, result in found.here.items()}
     said |= {log: known.problem for log, known in found.bad.items() if log not in said}
-    first = [f"{log}: {problem}" for log, problem in list(said.items())[:_SPOKEN_MAX]]
+    first = [f"{log}: {shortened(problem)}" for log, problem in list(said.items())[:_SPOKEN_MAX]]
     num_failed = found.num_bad + len(found.here) - found.num_both
     more = f"; and {num_failed - _SPOKEN_MAX} more" if num_failed > _SPOKEN_MAX else ""
-    return f"{'; '.join(first)}{more}"
+    return f"{'; '.join(first)}{more}. Next: {command(scope, found.check.next_command, next(iter(said)))}"
 
 
-def _bad_logs(scope: StoreScope, found: CheckFindings) -> str:
+def _bad_logs(scope: StoreScope, found: CheckFindings) -> TableMetadataValue:
     rows = [
-        (log, known.problem, f"`{command(scope, found.check.next_command, log)}`") for log, known in found.bad.items()
+        (log, shortened(known.problem), command(scope, found.check.next_command, log))
+        for log, known in found.bad.items()
     ]
-    more = f"\n\nand {found.num_bad - _ROWS_MAX} more" if found.num_bad > _ROWS_MAX else ""
-    return f"{table(('log', 'problem', 'next command'), rows)}{more}"
+    rows += [(f"and {found.num_bad - _ROWS_MAX} more", "", "")] if found.num_bad > _ROWS_MAX else []
+    return rows_of(("log", "problem", "next command"), rows)
 
 
 def _advice(scope: StoreScope, found: CheckFindings) -> dict[str, Any]:
-    """Say what to do about the first log: the runbook's first steps, its section, a first command."""
+    """Say what to do about the first log."""
     bad: Mapping[str, CheckResult | KnownProblem] = found.here or found.bad
     for log, known in bad.items():
-        check, problem = found.check, known.problem or ""
-        steps = remedy(scope, check.name, log, problem, known.file)
-        return {
-            "log": log,
-            "problem": problem,
-            **({} if known.file is None else {"file": known.file}),
-            **({} if steps is None else {"remedy": MetadataValue.md(steps)}),
-            "runbook": link(scope, check.section_of(problem)),
-            "next_command": command(scope, check.next_command, log),
-            "folder": f"{scope.store_url.partition('?')[0].rstrip('/')}/{log}/",
-        }
+        return {"log": log, **_advice_about(scope, found.check, log, known)}
     return {}
+
+
+def _advice_about(
+    scope: StoreScope, check: LogCheck, log: str, known: CheckResult | KnownProblem
+) -> dict[str, MetadataValue | str]:
+    """Return a log's problem, the runbook's first steps against it, its section, and a first command."""
+    problem = known.problem or ""
+    # A long path makes the page wider than the window; ``file`` has it, after a click.
+    named = None if known.file is None else shortened(known.file)
+    numbered = (remedy(scope, check.name, log, problem, named) or "").partition("\n\n")[0].splitlines()
+    steps = [(number, step) for number, _, step in (line.partition(". ") for line in numbered)]
+    return {
+        "problem": shortened(problem),
+        "next_command": command(scope, check.next_command, log),
+        # Not as Markdown, which Dagster shows only after a click.
+        **({"remedy": rows_of(STEPS, steps)} if steps else {}),
+        "runbook": link(scope, check.section_of(problem)),
+        "folder": f"{scope.store_url.partition('?')[0].rstrip('/')}/{log}/",
+        **({} if known.file is None else {"file": MetadataValue.md(known.file)}),
+    }
+
+
+def observe_bad(scope: StoreScope, result: CheckResult) -> AssetObservation:
+    """Return what the page of a log's partition shows, in place of numbers from before the log was found bad."""
+    check, log = result.check, result.log
+    # The check has the damaged objects.
+    advice = _advice_about(scope, check, log, replace(result, details={}))
+    return AssetObservation(
+        scope.key(check.asset),
+        partition=log,
+        description=(
+            f"{check.name}: {shortened(result.problem or '')}. Next: {command(scope, check.next_command, log)}"
+        ),
+        metadata=advice,
+    )
 
 
 def retried_metadata(retried: Retried | None) -> dict[str, Value]:
@@ -237,6 +282,20 @@ def retried_metadata(retried: Retried | None) -> dict[str, Value]:
         **({"copies of slow tasks": retried.num_copies} if retried.num_copies else {}),
         **({"retried because": retried.why} if retried.reasons else {}),
     }
+
+
+def found_by_run(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
+    """Find the checks by which a run itself found logs bad."""
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION):
+        found = None if entry.dagster_event is None else entry.dagster_event.asset_check_evaluation_data
+        if found is not None and FOUND in found.metadata:
+            yield found
+
+
+def rows_of(heads: Sequence[str], rows: Iterable[Sequence[str | float]]) -> TableMetadataValue:
+    """Return a table that Dagster shows at once, and not after a click."""
+    records = [TableRecord(dict(zip(heads, row, strict=True))) for row in rows]
+    return MetadataValue.table(records)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -45,7 +45,7 @@ class LogRecord:
 
     ``due_s`` is since when garbage waits to be pruned, in seconds since 1970; 0 when none does. ``due_from`` says where
     the log began then, and which life of it that was. ``unproven`` is the token of a pass that a run has begun to
-    install, and not verified yet.
+    install, and not verified yet. ``figures`` are those by which the fleet's logs are compared.
     """
 
     state: str = ""
@@ -54,6 +54,7 @@ class LogRecord:
     due_s: float = 0.0
     due_from: str = ""
     unproven: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
@@ -67,6 +68,7 @@ class LogRecord:
             "problems": problems,
             "due": [self.due_s, self.due_from] if self.due_s else None,
             "unproven": self.unproven,
+            "figures": dict(self.figures),
         }
         return json.dumps({label: value for label, value in said.items() if value})
 
@@ -86,6 +88,7 @@ class LogRecord:
             due_s=due_s,
             due_from=due_from,
             unproven=found.get("unproven", ""),
+            figures=found.get("figures", {}),
         )
 
 

@@ -12,6 +12,7 @@ may be at work on a log at once, and a slow one may have judged what was there b
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,9 +31,9 @@ from dagster import (
     MaterializeResult,
     MetadataValue,
     Output,
+    TableMetadataValue,
 )
 
-from wal3_core.compaction.reports import Retried
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.runtime import US_PER_S, shared_runtime
@@ -41,14 +42,18 @@ from wal3_orchestration.framework.checks import (
     CheckResult,
     LogCheck,
     Value,
+    checks_of,
     evaluate,
+    observe_bad,
     retried_metadata,
+    rows_of,
     table,
 )
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
+from wal3_orchestration.framework.readable import beside, duration, size
 from wal3_orchestration.framework.runbook import Section, address, command
 from wal3_orchestration.framework.scope import REASON_TAG, ROLLED_UP
-from wal3_orchestration.framework.step import Failures, Step, slices
+from wal3_orchestration.framework.step import SAID_ONCE, Failures, Step, slices
 from wal3_orchestration.framework.store import read_states, require_few_lost
 
 if TYPE_CHECKING:
@@ -70,7 +75,7 @@ class LogResult:
     ``state`` identifies what was found; without it, the metadata does. A sweep records a log whose state is not
     the one that was recorded last, and every ``notable`` one; it leaves out the labels in ``implied``, which the log's
     data version or its manifest's event says. ``due_from`` is where the log begins, and which life of it that is, if
-    garbage waits to be pruned.
+    garbage waits to be pruned. ``figures`` are those by which the fleet's logs are compared.
     """
 
     log: str
@@ -81,6 +86,7 @@ class LogResult:
     implied: tuple[str, ...] = ()
     data_version: str | None = None
     due_from: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -131,8 +137,6 @@ def value_of(found: EventLogRecord, label: str) -> object:
     return None if value is None else value.value
 
 
-# The label whose value is the same for all logs of a step.
-SAID_ONCE = "done_by"
 # Rows of a summary; each of these logs has an event of its own, too.
 _RECORDED_ROWS_MAX = 10
 # The numbers that can be added up over logs.
@@ -151,7 +155,11 @@ _ADDED = (
     "pending",
     "leased",
     "dead",
+    "without_cursor",
 )
+# The numbers that are worth following; a label of a cursor begins with the first of its parts. The others are constants
+# of a log, or only rise.
+_PLOTTED = {*_ADDED, "lag", "fraction (of bytes)", "oldest due (s)"}
 
 
 class SweepTotals:
@@ -161,7 +169,6 @@ class SweepTotals:
         self.num_done = 0
         self.num_new = 0
         self._totals: Counter[str] = Counter()
-        self._done_by: set[str] = set()
         self._first: list[LogResult] = []
         self._labels: set[str] = set()
 
@@ -175,7 +182,6 @@ class SweepTotals:
             self._totals.update(
                 {label: int(value) if isinstance(value, int) else 0 for label, value in numbers.items()}
             )
-            self._done_by |= {str(each.metadata[SAID_ONCE])} if SAID_ONCE in each.metadata else set()
         self._labels.update(*(each.metadata for each in new))
         self._first += new[: _RECORDED_ROWS_MAX - len(self._first)]
 
@@ -183,17 +189,71 @@ class SweepTotals:
         """Return the totals, where the work was done, and the numbers of the first new logs as a table."""
         labels = [label for label in _ADDED if label in self._labels]
         rows = [(each.log, *(str(each.metadata.get(label, "")) for label in labels)) for each in self._first]
+        totals = {f"total {label}": self._totals[label] for label in _ADDED if label in self._totals}
+        first = {"first recorded": MetadataValue.md(table(("log", *labels), rows))} if rows else {}
+        return {**totals, **beside(totals), **first}
+
+
+# Labels of a log's figures: what it holds, how far its slowest consumer is behind, where its next record comes, and of
+# the time before: when that was recorded, how many records came since the time before that, and when that was.
+BYTES, BEHIND, NEXT = "bytes", "behind", "next"
+_AT_S, _GREW, _SINCE_S = "at_s", "grew", "since_s"
+# Rows of each table of the fleet.
+RANKED_MAX = 50
+_HOUR_S = 60 * 60
+
+
+class Ranking:
+    """The logs of the fleet that are most behind, largest, and fastest, by the figures that were recorded last."""
+
+    def __init__(self) -> None:
+        self._now_s = shared_runtime().now_us() / US_PER_S
+        self._first: dict[str, list[tuple[float, str, Mapping[str, float]]]] = {}
+
+    def _per_hour(self, figures: Mapping[str, float]) -> float:
+        """Return how many records an hour a log has taken since the record before its last one, until now."""
+        return figures[_GREW] * _HOUR_S / max(1.0, self._now_s - figures[_SINCE_S])
+
+    def add(self, log: str, figures: Mapping[str, float]) -> None:
+        """Rank a log."""
+        if not figures:
+            return
+        ranked = {"most behind": figures[BEHIND], "largest": figures[BYTES], "fastest": self._per_hour(figures)}
+        for label, value in ranked.items():
+            first = self._first.setdefault(label, [])
+            if value > 0:
+                item = (value, log, figures)
+                (heapq.heappush if len(first) < RANKED_MAX else heapq.heappushpop)(first, item)
+
+    def metadata(self) -> dict[str, TableMetadataValue]:
+        """Return a table for each ranking."""
         return {
-            **{f"total {label}": self._totals[label] for label in _ADDED if label in self._totals},
-            **({SAID_ONCE: ", ".join(sorted(self._done_by))} if self._done_by else {}),
-            **({"first recorded": MetadataValue.md(table(("log", *labels), rows))} if rows else {}),
+            label: rows_of(
+                ("log", "records behind", "size", "records an hour", "recorded"),
+                [self._row(log, figures) for _, log, figures in sorted(first, key=lambda each: (-each[0], each[1]))],
+            )
+            for label, first in self._first.items()
+            if first
         }
+
+    def _row(self, log: str, figures: Mapping[str, float]) -> tuple[str | float, ...]:
+        ago = f"{duration(max(0.0, self._now_s - figures[_AT_S]))} ago"
+        return log, int(figures[BEHIND]), size(figures[BYTES]), round(self._per_hour(figures)), ago
+
+
+def _figures(result: LogResult, old: LogRecord) -> Mapping[str, float]:
+    """Return a log's new figures, with how much it grew since the old ones."""
+    if not result.figures or (old.figures and result.fingerprint == old.state):
+        return old.figures
+    now_s = round(shared_runtime().now_us() / US_PER_S)
+    before = old.figures or {NEXT: result.figures[NEXT], _AT_S: now_s}
+    # The name may have another log by now.
+    grew = max(0.0, result.figures[NEXT] - before[NEXT])
+    return {**result.figures, _AT_S: now_s, _GREW: grew, _SINCE_S: before[_AT_S]}
 
 
 # Stores with more logs than this have too many labels for the page that plots them.
 PLOTTED_LOGS_MAX = 50
-# Interval at which a sweep over some logs records that a check still passes: each evaluation is stored three times.
-PASSED_S = 6 * 60 * 60
 
 
 class Recorder:
@@ -217,21 +277,15 @@ class Recorder:
             for log, record in self._records.load(some).items()
             for check, known in record.problems.items()
         }
-        self._found: dict[str, CheckFindings] = {}
-        self._retried: Retried | None = None
+        # A sweep evaluates each check: Dagster shows one that is older than the newest materialization as none.
+        checks = checks_of(step.asset) if step.swept else ()
+        self._found = {check.name: CheckFindings(check=check) for check in checks}
         self.failures = Failures()
         self._blocked = Failures()
         self._first_blocked: CheckResult | None = None
 
-    def add(
-        self, results: Sequence[LogResult], judged: Sequence[CheckResult] = (), *, retried: Retried | None = None
-    ) -> None:
-        """Take what was found of some logs, and remember it for each; a sweep records those that changed now.
-
-        ``retried`` is what Spark ran again for it, if it was used.
-        """
-        if retried is not None:
-            self._retried = retried if self._retried is None else self._retried + retried
+    def add(self, results: Sequence[LogResult], judged: Sequence[CheckResult] = ()) -> None:
+        """Take what was found of some logs, and remember it for each; a sweep records those that changed now."""
         failed = {each.log for each in results if each.refusal is not None}
         failed |= {each.log for each in judged if each.problem is not None}
         self._gone |= gone_logs(self._step, failed, self._gone)
@@ -275,12 +329,15 @@ class Recorder:
     def finish(self) -> Iterator[Event]:
         """Record the step as a whole, and what the checks of the whole store say now."""
         step = self._step
-        said = {**_why(step), **retried_metadata(self._retried)}
+        said = {**_why(step), **retried_metadata(step.work.retried)}
+        ranking = self._know()
         if step.swept:
-            yield self._summary(said)
+            yield self._summary({**step.work.said(), **said}, ranking)
         else:
             yield from _chosen(step, [each for each in self._chosen if each.refusal is None], said)
         yield from (_over_time(step, each) for each in self._plotted or ())
+        if not step.swept:
+            yield from (observe_bad(step.scope, each) for found in self._found.values() for each in found.here.values())
         self._remember(self._chosen)
         yield from self._checks()
 
@@ -308,7 +365,7 @@ class Recorder:
     def _known(self) -> list[str]:
         return [log for log in self._step.scope.known_logs(self._step.instance) if log not in self._gone]
 
-    def _summary(self, said: Mapping[str, Value]) -> AssetMaterialization:
+    def _summary(self, said: Mapping[str, Value], ranking: Ranking) -> AssetMaterialization:
         step, totals = self._step, self._totals
         num_logs = sum(log not in self._gone for log in step.logs)
         failed = table(("log", "why"), list(self.failures.first.items()))
@@ -322,26 +379,29 @@ class Recorder:
                 **({"gone": len(self._gone)} if self._gone else {}),
                 **totals.metadata(),
                 **said,
+                **ranking.metadata(),
                 **({"failed": MetadataValue.md(failed)} if self.failures.count else {}),
             },
         )
+
+    def _know(self) -> Ranking:
+        """Take what is known of all logs."""
+        ranking = Ranking()
+        for some in slices(self._known()):
+            records = self._records.load(some)
+            for log in some:
+                known = records.get(log, NOTHING)
+                ranking.add(log, known.figures)
+                for each in self._found.values():
+                    each.know(log, known)
+        return ranking
 
     def _checks(self) -> Iterator[Event]:
         step, found = self._step, self._found.values()
         if not step.swept:
             for each in found:
                 yield Output(None, output_name=each.check.build(step.scope).get_python_identifier())
-        known = self._known()
-        for some in slices(known):
-            records = self._records.load(some)
-            for log in some:
-                for each in found:
-                    each.know(log, records.get(log, NOTHING))
-        of_some = step.swept and len(step.logs) < len(known)
-        for each in found:
-            evaluated = evaluate(step.scope, each, self._retried)
-            if not (of_some and evaluated.passed and _passed_lately(step, evaluated)):
-                yield evaluated
+        yield from (evaluate(step.scope, each, step.work.retried) for each in found)
 
 
 def _chosen(step: Step, done: Sequence[LogResult], said: Mapping[str, Value]) -> Iterator[Event]:
@@ -350,7 +410,7 @@ def _chosen(step: Step, done: Sequence[LogResult], said: Mapping[str, Value]) ->
         yield from (_materialization(step, each, said) for each in done)
         return
     for each in done:
-        metadata = {**each.metadata, **said}
+        metadata = {**each.metadata, **beside(each.metadata), **said}
         step.context.add_asset_metadata(metadata, partition_key=each.log)  # type: ignore[union-attr]  # not swept
     version = _data_version(done)
     yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
@@ -402,7 +462,7 @@ def _over_time(step: Step, result: LogResult) -> AssetObservation:
     numbers = {
         f"{result.log}: {label}": value
         for label, value in result.metadata.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and label.partition("/")[0] in _PLOTTED
     }
     return AssetObservation(step.key, partition=result.log, metadata=numbers, tags=_version_tag(result))
 
@@ -452,16 +512,7 @@ def _state(result: LogResult, old: LogRecord) -> dict[str, Any]:
         waits = bool(old.due_s) and old.due_from == result.due_from
         due_s = old.due_s if waits else shared_runtime().now_us() / US_PER_S
         due = {"due_s": due_s, "due_from": result.due_from}
-    return {"state": result.fingerprint, "number": number, **due}
-
-
-def _passed_lately(step: Step, found: AssetCheckEvaluation) -> bool:
-    """Return whether a check's newest evaluation says the same, so that another one is not news yet."""
-    last = step.instance.get_latest_asset_check_evaluation_record(found.asset_check_key)
-    said = None if last is None or last.event is None else last.event.asset_check_evaluation
-    if last is None or last.event is None or said is None or not said.passed:
-        return False
-    return 0 <= shared_runtime().now_us() / US_PER_S - last.event.timestamp < PASSED_S
+    return {"state": result.fingerprint, "number": number, "figures": _figures(result, old), **due}
 
 
 def gone_logs(step: Step, failed: Collection[str], before: Collection[str]) -> set[str]:

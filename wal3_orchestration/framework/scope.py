@@ -28,6 +28,8 @@ Context = AssetExecutionContext | OpExecutionContext | SensorEvaluationContext
 
 LOGS_NAME = "log"
 QUEUES_NAME = "queue"
+# What the keys of logs begin with, and their group.
+LOGS = "logs"
 OWNERS = ("team:wal3",)
 RUNBOOK = "docs/operations.md"
 STORE_TAG = "wal3/store"
@@ -37,12 +39,29 @@ REASON_TAG = "wal3/reason"
 LOG_TAG = "wal3/log"
 # The pruning sensor collects what runs with this tag have planned.
 COLLECT_TAG = "wal3/collect"
+# Dagster's own: which partition a run is about.
+PARTITION_TAG = "dagster/partition"
 # Dagster's own: which request of a sensor a run fulfils.
 RUN_KEY_TAG = "dagster/run_key"
 # What the reason of a run begins with that a roll-up of dirty logs asked for.
 ROLLED_UP = "roll-up"
-# One group, so that the UI opens on the whole graph.
-GROUP = "log_maintenance"
+# What the reason of a run begins with that shows a log which a sweep found bad.
+FOUND_BAD = "a sweep found"
+# The kind of an asset by the scheme of the store's URL, with an icon in Dagster's UI.
+_KINDS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLineage:
+    """Who appends to a log and who reads it, as keys of assets: the log is an asset between them.
+
+    ``producers`` may be defined anywhere, or nowhere. ``consumers`` are those that this code location does not define,
+    such as a dashboard, or an asset of another one; an asset that it defines names the log's key in its own ``deps``.
+    """
+
+    log: str
+    producers: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +69,7 @@ class StoreScope:
     """One store's names, and what all of its definitions carry.
 
     ``owners`` are e-mail addresses or ``team:NAME``. ``runbook`` is the address of docs/operations.md;
-    ``store_url`` is shown, and holds no credentials.
+    ``store_url`` is shown, and holds no credentials. ``lineage`` is of logs that are assets of their own.
     """
 
     name: str = ""
@@ -58,6 +77,7 @@ class StoreScope:
     owners: tuple[str, ...] = OWNERS
     runbook: str = RUNBOOK
     store_url: str = ""
+    lineage: tuple[LogLineage, ...] = ()
 
     def named(self, name: str) -> str:
         """Return a definition's name in this scope."""
@@ -66,6 +86,10 @@ class StoreScope:
     def key(self, asset: str) -> AssetKey:
         """Return an asset's key in this scope."""
         return AssetKey([*self.key_prefix, asset])
+
+    def log_key(self, log: str) -> AssetKey:
+        """Return the key of a log that lineage names."""
+        return AssetKey([*self.key_prefix, LOGS, *log.split("/")])
 
     def log_tag(self, log: str) -> str:
         """Return the value of LOG_TAG for a log."""
@@ -89,6 +113,11 @@ class StoreScope:
     def tags(self) -> dict[str, str]:
         """The tags of the store's assets and runs."""
         return {STORE_TAG: self.name or "default"}
+
+    def kinds(self, uses: Iterable[str] = ()) -> set[str]:
+        """Return the kinds of an asset that uses these resources: what it is, where it is, and what may do the work."""
+        stored = _KINDS.get(self.store_url.partition(":")[0], "file")
+        return {"parquet", stored, *(["pyspark"] if "spark" in uses else [])}
 
     @property
     def metadata(self) -> dict[str, str]:

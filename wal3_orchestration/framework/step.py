@@ -11,9 +11,10 @@ raises a Failure, whose description is what the run shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dagster import (
@@ -33,9 +34,11 @@ from pyspark.sql import SparkSession
 from wal3_core.compaction.reports import Retried
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError, UnsuitableStoreError
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.runtime import shared_runtime
 from wal3_core.spark.jobs import JobResults
 from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.framework.log_records import LogRecord, LogRecords
+from wal3_orchestration.framework.readable import duration
 from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.store import map_logs, open_known
 from wal3_orchestration.resources import CollectionResource, spark_session
@@ -44,6 +47,10 @@ T = TypeVar("T")
 LOGS_FIELD = "logs"
 # Where the work of a step was done, as its metadata says.
 HERE, ON_SPARK = "this process", "Spark"
+# The label of it.
+SAID_ONCE = "done_by"
+# Logs after which the rest of the work is estimated.
+_MEASURED_LOGS = 64
 # Failed logs of which a sweep keeps the messages; its failure names the first of these.
 FIRST_FAILED_MAX = 50
 _NAMED_MAX = 10
@@ -58,11 +65,40 @@ def slices(logs: Sequence[str]) -> Iterator[Sequence[str]]:
         yield logs[start : start + LOGS_PER_SLICE_MAX]
 
 
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """How the work of a step was done: where, for how many logs, and how long it took; all its slices share it.
+
+    ``start_s`` is how long Spark took to start, and ``retried`` what it ran again, if it was used.
+    """
+
+    num_logs: Counter[str] = field(default_factory=Counter)
+    here_s: float = 0.0
+    start_s: float | None = None
+    retried: Retried | None = None
+
+    def left_s(self, num_left: int) -> float:
+        """Estimate how long the logs that are left would take in this process; 0 when none was done yet."""
+        return self.here_s * num_left / self.num_logs[HERE] if self.num_logs[HERE] else 0.0
+
+    def took_again(self, retried: Retried) -> None:
+        """Add what Spark ran again."""
+        self.retried = retried if self.retried is None else self.retried + retried
+
+    def said(self) -> dict[str, str]:
+        """Say what did the work, and what starting Spark cost."""
+        ways = sorted(self.num_logs.items(), reverse=True)
+        named = [f"{way} for {count:,}" if len(ways) > 1 else way for way, count in ways]
+        started = {} if self.start_s is None else {"Spark's start took": duration(self.start_s)}
+        return {**({SAID_ONCE: ", ".join(named)} if named else {}), **started}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The logs of a step of an asset; ``swept`` says that the run is a sweep, ``last`` that no step comes after it.
 
-    A slice has some of the step's ``num_logs``: whether Spark is worth its start does not depend on the slice.
+    A slice has some of the step's ``num_logs``: whether Spark is worth its start does not depend on the slice, but on
+    the ``work`` that was measured.
     """
 
     scope: StoreScope
@@ -72,6 +108,7 @@ class Step:
     swept: bool = False
     last: bool = True
     num_all: int | None = None
+    work: Work = field(default_factory=Work, compare=False)
 
     @classmethod
     def of_sweep(cls, scope: StoreScope, context: OpExecutionContext, asset: str, *, last: bool) -> Step:
@@ -105,11 +142,6 @@ class Step:
         """The limits of collections, and the thresholds of checks."""
         return self.scope.collection(self.context)
 
-    @property
-    def few(self) -> bool:
-        """Whether the step has too few logs for Spark to be worth its start."""
-        return self.num_logs < self.limits.spark_logs_min
-
     def slices(self) -> Iterator[Step]:
         """Yield the step in parts, so that a sweep over many logs takes no more memory than one over some of them.
 
@@ -120,19 +152,41 @@ class Step:
 
     def spark(self) -> tuple[SparkSession, str]:
         """Start the Spark session; return it, and the store's URL for its processes."""
-        return spark_session(self.scope.spark(self.context)), self.scope.store(self.context).url
+        begun_s = shared_runtime().monotonic_s()
+        session = spark_session(self.scope.spark(self.context))
+        if self.work.start_s is None:
+            self.work.start_s = shared_runtime().monotonic_s() - begun_s
+        return session, self.scope.store(self.context).url
 
     def each_log(
-        self, here: Callable[[str], T], on_spark: Callable[[SparkSession, str, list[str]], JobResults[T]], *, few: bool
-    ) -> tuple[str, Iterable[T], Retried | None]:
-        """Yield what is found for each log, in order: in this process if they are ``few``, else by a Spark job.
+        self,
+        here: Callable[[str], T],
+        on_spark: Callable[[SparkSession, str, list[str]], JobResults[T]],
+        *,
+        num_bytes: int = 0,
+    ) -> Iterator[tuple[T, str]]:
+        """Yield what is found for each log, in order, and where: in this process, or by a Spark job.
 
-        Return with it where that is done, and what Spark runs again for it, if it is used.
+        Spark is used where it is worth its start: for ``num_bytes`` of these logs, or when the logs that are left, by
+        what those before them took, would take long in this process.
         """
-        if few:
-            return HERE, map_logs(here, self.logs), None
-        found = on_spark(*self.spark(), list(self.logs))
-        return ON_SPARK, found, found.retried
+        done = 0 if num_bytes < self.limits.spark_bytes_min else None
+        while done is not None and done < len(self.logs):
+            if self.work.left_s(self.num_logs - self.work.num_logs.total()) >= self.limits.spark_work_s_min:
+                break
+            some = self.logs[done : done + _MEASURED_LOGS]
+            begun_s = shared_runtime().monotonic_s()
+            found = list(map_logs(here, some))
+            self.work.here_s += shared_runtime().monotonic_s() - begun_s
+            self.work.num_logs[HERE] += len(some)
+            yield from ((each, HERE) for each in found)
+            done += len(some)
+        rest = list(self.logs[done or 0 :])
+        if rest:
+            swept = on_spark(*self.spark(), rest)
+            self.work.num_logs[ON_SPARK] += len(rest)
+            self.work.took_again(swept.retried)
+            yield from ((each, ON_SPARK) for each in swept)
 
     def records(self, asset: str) -> dict[str, LogRecord]:
         """Return what was recorded last of the step's logs for an asset."""

@@ -176,6 +176,14 @@ class LogState:
             **{f"lag/{name} (records)": limit - offset for name, offset in pinning.items()},
         }
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures by which the fleet's logs are compared: bytes, records behind, offset of the next record."""
+        following = self.manifest.next.position.offset
+        pinning = [cursor.position.offset for cursor in self.cursors.values() if cursor.pins]
+        behind = following - min(pinning, default=following)
+        return {"bytes": self.manifest.num_bytes, "behind": behind, "next": following}
+
     def metadata(self) -> dict[str, int | str | bool | TimestampMetadataValue]:
         """Return the numbers, the time of the last append, the setsum, and whether the log is sealed."""
         following = self.manifest.next.position

@@ -236,6 +236,9 @@ def _show_stats(found: Mapping[str, Json]) -> None:
         if strays := each.get("strays"):
             at = each["stray_offset"]
             click.echo(f"{name}: {count(strays)} records of others in its log, the newest at offset {at}")
+        if ended := each.get("ended"):
+            since = time(each["oldest_ended_us"] or 0)
+            click.echo(f"{name}: {counted(ended, 'lease')} ended, the first at {since}: a broker makes these items due")
         if damaged := each.get("damaged"):
             click.echo(f"{name}: {counted(damaged, 'damaged fragment')} of its log left out")
 

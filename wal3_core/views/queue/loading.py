@@ -519,11 +519,11 @@ def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = 
     """Return what a queue holds, by its log as of now; no call is known to wait. LogNotFoundError, as ``open``.
 
     Reads the newest checkpoint and all that came after it. An item whose lease has ended counts as leased until its
-    broker takes it back.
+    broker takes it back, and among ``ended``.
     """
     runtime = runtime or shared_runtime()
     loaded = _load(QueueLoader(store, log, ReaderOptions(), runtime))
-    return loaded.state.stats(max(loaded.meta.now_ms, wall_us(runtime) // US_PER_MS), 0)
+    return loaded.state.stats_without_broker(max(loaded.meta.now_ms, wall_us(runtime) // US_PER_MS))
 
 
 @checked(**OF_QUEUE)

@@ -285,7 +285,8 @@ class QueueStats(Shown):
     ``oldest_enqueued_us`` when the oldest item of all was enqueued, and ``next_deadline_us`` the earliest deadline of
     the scheduled ones. ``waiting`` calls of this process wait for an item. ``strays`` are records of others that were
     found in the log, since the newest checkpoint or since the queue was opened, the newest at ``stray_offset``;
-    ``damaged`` fragments of it are left out.
+    ``damaged`` fragments of it are left out. Of the leased items, ``ended`` are due since ``oldest_ended_us`` at the
+    earliest, as their leases ended and no broker has taken them back: a reader of the log alone finds such.
     """
 
     pending: int
@@ -302,6 +303,8 @@ class QueueStats(Shown):
     strays: int = 0
     stray_offset: int | None = None
     damaged: int = 0
+    ended: int = 0
+    oldest_ended_us: int | None = None
 
 
 # The items and bytes of one operation: it becomes part of one fragment.

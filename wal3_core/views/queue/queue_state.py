@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -347,6 +348,11 @@ class ItemIndex:
             stray_offset=self.stray_offset,
             damaged=self.num_damaged,
         )
+
+    def stats_without_broker(self, now_ms: int) -> QueueStats:
+        """Return what the queue holds at a time when no broker may run, which would take back what was leased."""
+        ends = [end_ms for lease in self.leased.values() if (end_ms := self.end_ms(lease)) <= now_ms]
+        return replace(self.stats(now_ms, 0), ended=len(ends), oldest_ended_us=time_us(min(ends, default=NEVER)))
 
     def head(self, count: int, due_ms: int | None = None) -> list[tuple[Row, int]]:
         """Return the pending items that come first, each with its priority."""

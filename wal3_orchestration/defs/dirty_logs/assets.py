@@ -57,7 +57,7 @@ from wal3_orchestration.framework.checks import (
 )
 from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
 from wal3_orchestration.framework.runbook import Section, link
-from wal3_orchestration.framework.scope import GROUP, ROLLED_UP, StoreScope
+from wal3_orchestration.framework.scope import ROLLED_UP, StoreScope
 from wal3_orchestration.framework.step import retried_only_when_unavailable
 from wal3_orchestration.framework.store import open_known
 from wal3_orchestration.resources import RollUpResource, spark_session
@@ -435,12 +435,12 @@ def build(scope: StoreScope) -> Definitions:
             scope.key(name),
             deps=deps,
             skippable=True,
-            group_name=scope.named(GROUP),
+            group_name=scope.named("dirty_logs"),
             description=description,
             owners=scope.owners,
             tags=scope.tags,
             metadata={**scope.metadata, "runbook": link(scope, Section.DIRTY)},
-            kinds={"wal3", "pyspark"},
+            kinds=scope.kinds(["spark"]),
         )
 
     waiting = spec(

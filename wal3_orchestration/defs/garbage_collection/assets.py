@@ -38,7 +38,7 @@ from wal3_orchestration.framework.log_records import LogRecord
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder, known_problems, latest, refused, value_of
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.scope import COLLECT_TAG
-from wal3_orchestration.framework.step import Step
+from wal3_orchestration.framework.step import ON_SPARK, Step
 from wal3_orchestration.framework.triggers import LogSchedule
 from wal3_orchestration.resources import CollectionResource
 
@@ -232,13 +232,11 @@ def plan_garbage(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """
     limits, options = step.limits, step.limits.options()
     before = step.records(PLAN)
-    done_by, surveys, retried = step.each_log(
-        lambda log: survey_log(store, log, options), partial(plan_collections, options=options), few=step.few
-    )
+    surveys = step.each_log(lambda log: survey_log(store, log, options), partial(plan_collections, options=options))
     collects = COLLECT_TAG in step.context.run.tags or not step.last
     planned: list[LogResult] = []
     results: list[CheckResult] = []
-    for each in surveys:
+    for each, done_by in surveys:
         if each.refusal is None or each.unclaimed:
             planned.append(_planned(each, done_by, collects=collects))
         if each.refusal is not None and each.refusal.transient:
@@ -246,7 +244,7 @@ def plan_garbage(step: Step, store: ObjectStore, recorder: Recorder) -> None:
         else:
             unpruned_s = _unpruned_s(each, before.get(each.log), limits)
             results += judged(PLAN, each.log, PlannedLog(survey=each, unpruned_s=unpruned_s), limits)
-    recorder.add(planned, results, retried=retried)
+    recorder.add(planned, results)
 
 
 def _planned(survey: Survey, done_by: str, *, collects: bool) -> LogResult:
@@ -258,7 +256,8 @@ def _planned(survey: Survey, done_by: str, *, collects: bool) -> LogResult:
     }
     if plan is None:
         assert survey.refusal is not None
-        return LogResult(log=survey.log, metadata={**waiting, "records": 0, "reason": survey.refusal.message})
+        why: dict[str, Value] = {"records": 0, "without_cursor": 1, "reason": survey.refusal.message}
+        return LogResult(log=survey.log, metadata={**waiting, **why})
     named = (age.name for age in survey.cursors if plan.reason.startswith(f"cursor {age.name} "))
     return LogResult(
         log=survey.log,
@@ -345,7 +344,9 @@ def delete(step: Step, store: ObjectStore, recorder: Recorder) -> None:
         done = delete_objects(*step.spark(), documents, options)
         parts = ((due, [each for each in done if each.log == due.log]) for due in large)
         results = [_deleted(due.log, due.garbage, due.waiting, part) for due, part in parts]
-        recorder.add(results, retried=done.retried)
+        step.work.num_logs[ON_SPARK] += len(large)
+        step.work.took_again(done.retried)
+        recorder.add(results)
 
 
 def _kept(step: Step) -> dict[str, LogResult]:
@@ -362,15 +363,13 @@ def _kept(step: Step) -> dict[str, LogResult]:
 def mark(step: Step, store: ObjectStore, recorder: Recorder) -> None:
     """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
     options = step.limits.options()
-    _, found, retried = step.each_log(
-        lambda log: orphans_of(store, log, options), partial(list_orphans, options=options), few=step.few
-    )
+    found = step.each_log(lambda log: orphans_of(store, log, options), partial(list_orphans, options=options))
     # Marked as they are found: a log may have thousands.
-    results = [prune_orphans(store, each, options) for each in found]
+    results = [prune_orphans(store, each, options) for each, _ in found]
     checked = [
         few_orphans.result(each.log, _counts(step, each), step.limits) for each in results if each.refusal is None
     ]
-    recorder.add(results, checked, retried=retried)
+    recorder.add(results, checked)
 
 
 def _counts(step: Step, found: LogResult) -> list[int]:
@@ -386,6 +385,7 @@ def _counts(step: Step, found: LogResult) -> list[int]:
 
 PLANNED = LogAsset(
     name=PLAN,
+    group="garbage_collection",
     do=plan_garbage,
     description=(
         "What can be pruned from a log, up to which cursor, and why. Planning changes nothing; the checks judge"
@@ -397,6 +397,7 @@ PLANNED = LogAsset(
 )
 PRUNED = LogAsset(
     name="pruned_manifest",
+    group="garbage_collection",
     do=prune,
     description=(
         "A log's manifest after its garbage was pruned: collections that others left half done are finished, then"
@@ -409,6 +410,7 @@ PRUNED = LogAsset(
 )
 DELETED = LogAsset(
     name="deleted_garbage",
+    group="garbage_collection",
     do=delete,
     description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
     deps=("pruned_manifest", ORPHANS, INSTALLED),
@@ -418,6 +420,7 @@ DELETED = LogAsset(
 )
 MARKED = LogAsset(
     name=ORPHANS,
+    group="garbage_collection",
     do=mark,
     description="Objects of a log that nothing refers to, marked so that they are deleted an interval later.",
     deps=("manifest",),

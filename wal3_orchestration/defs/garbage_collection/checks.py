@@ -29,18 +29,14 @@ class PlannedLog:
         return {} if plan is None else {"cutoff_offset": plan.first.position.offset}
 
 
-@log_check(
-    asset=PLAN,
-    section=Section.REFUSED,
-    next_command=_DRY_RUN,
-    blocking=True,
-    # A log without cursors keeps everything, as it should.
-    blocks=lambda found: not found.survey.unclaimed,
-    details=PlannedLog.cutoff,
-)
+@log_check(asset=PLAN, section=Section.REFUSED, next_command=_DRY_RUN, blocking=True, details=PlannedLog.cutoff)
 def safe_to_collect(found: PlannedLog, _limits: CollectionResource) -> str | None:
-    """Setsums balance, no cursor is below the cutoff, and no more is pruned than is allowed."""
-    return None if found.survey.refusal is None else found.survey.refusal.message
+    """Setsums balance, no cursor is below the cutoff, and no more is pruned than is allowed.
+
+    A log without a cursor keeps everything, as it should: `without_cursor` of the plans counts these.
+    """
+    survey = found.survey
+    return None if survey.refusal is None or survey.unclaimed else survey.refusal.message
 
 
 @log_check(asset=PLAN, section=Section.GARBAGE, next_command=_DRY_RUN, details=PlannedLog.cutoff)

@@ -286,8 +286,11 @@ def merge_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> Non
             result, problem, retried = before or merge_log(store, log, step.limits, *_engine(step, held_bytes))
             transient = result.refusal is not None and result.refusal.transient
             checked = [] if transient else [compaction_proof.result(log, problem)]
+            if retried is not None:
+                step.work.num_logs[ON_SPARK] += 1
+                step.work.took_again(retried)
             # Recorded at once: a step that dies later does not merge the log again.
-            recorder.add([result], checked, retried=retried)
+            recorder.add([result], checked)
     merged = ordered.keys() - unreadable.keys() - unsure.keys()
     for some in step.slices():
         recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged], unsure))
@@ -400,6 +403,7 @@ def _refused(step: Step, *checks: LogCheck) -> dict[str, LogResult]:
 
 PLANNED = LogAsset(
     name=PLAN,
+    group="key_compaction",
     do=plan_compactions,
     whole=True,
     description=(
@@ -412,6 +416,7 @@ PLANNED = LogAsset(
 )
 MERGED = LogAsset(
     name=FRAGMENTS,
+    group="key_compaction",
     do=merge_compactions,
     whole=True,
     description=(
@@ -425,6 +430,7 @@ MERGED = LogAsset(
 )
 COMPACTED = LogAsset(
     name=INSTALLED,
+    group="key_compaction",
     do=install_compactions,
     description=(
         "A log's manifest after a merged pass was installed by one change of it, and verified; or why it was overtaken."

@@ -21,7 +21,7 @@ from wal3_orchestration.resources import CollectionResource
 if TYPE_CHECKING:
     from wal3_orchestration.defs.key_compaction.assets import Outline
 
-PLAN, FRAGMENTS, INSTALLED = "compaction_plan", "compacted_fragments", "installed_manifest"
+PLAN, FRAGMENTS, INSTALLED = "compaction_plan", "merged_fragments", "installed_manifest"
 # The label of the token of a merged pass.
 IDENTITY = "token"
 _DRY_RUN = ("compact", "LOG", "--dry-run")
