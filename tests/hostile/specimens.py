@@ -103,7 +103,7 @@ def decoded(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int = 
     try:
         found = parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max)
     except CorruptError as error:
-        if not str(error).startswith(f"fragment {SEQ_NO} ({pointer.path})"):
+        if not str(error).startswith(pointer.named(pointer.path)):
             raise
         return None
     return list(found.records())
@@ -124,7 +124,7 @@ def decoded_in_parts(
             for at in range(len(found.groups))
         ]
     except CorruptError as error:
-        if not str(error).startswith(f"fragment {SEQ_NO} ({pointer.path})"):
+        if not str(error).startswith(pointer.named(pointer.path)):
             raise
         return None
     records = [record for table in tables for record in parquet.records_of(table)]

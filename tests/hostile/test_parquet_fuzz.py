@@ -186,5 +186,5 @@ def test_error_names_the_fragment_and_keeps_the_decoder_s_message() -> None:
     forgery = Forgery.of(stored)
     forgery.groups[0][2].pages[0].payload = bytes(reversed(forgery.groups[0][2].pages[0].payload))
 
-    with pytest.raises(CorruptError, match=f"fragment {SEQ_NO} .*CRC checksum verification failed"):
+    with pytest.raises(CorruptError, match=f"fragment {SEQ_NO}, .*CRC checksum verification failed"):
         parquet.decode(forgery.build(), pointer, expanded_bytes_max=2**20)

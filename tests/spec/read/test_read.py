@@ -203,7 +203,7 @@ def test_damaged_fragment_is_named_and_the_records_before_it_are_delivered(fille
     damage(life_store(filled, "a"), victim.path)
     found = []
 
-    with pytest.raises(CorruptError, match=f"fragment {victim.seq_no} ") as raised:
+    with pytest.raises(CorruptError, match=f"fragment {victim.seq_no}, offsets ") as raised:
         for record in LogReader.open(filled, "a").records():
             found.append(record.body)
 
@@ -219,7 +219,7 @@ def test_error_about_a_file_that_was_cut_says_that_its_bytes_changed(filled: Mem
     inside.create(victim.path, data[:-1])
 
     said = f"the file's bytes changed: expected {len(data)} bytes, found {len(data) - 1}$"
-    with pytest.raises(CorruptError, match=rf"^fragment {victim.seq_no} \(.*\): {said}"):
+    with pytest.raises(CorruptError, match=rf"^fragment {victim.seq_no}, offsets .* \(.*\): {said}"):
         LogReader.open(filled, "a").fetch(victim)
 
 
