@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dagster import AssetKey, ComponentTree, Definitions
+from dagster import AssetKey, ComponentTree, Definitions, build_resources
 
 from wal3_orchestration.component import Wal3Store
 
@@ -24,7 +24,8 @@ def test_store_in_yaml_has_its_definitions_under_its_name_with_its_limits() -> N
 
     Definitions.validate_loadable(defs)
     assert AssetKey(["sales", "manifest"]) in {spec.key for spec in defs.resolve_all_asset_specs()}
-    assert (defs.resources or {})["orders_collection"].queue_dead_max == 7
+    with build_resources(dict(defs.resources or {})) as made:
+        assert made.orders_collection.queue_dead_max == 7
     assert defs.resolve_sensor_def("orders_discovery").metadata["store"].value == "memory:orders"
 
 
@@ -34,4 +35,5 @@ def test_store_in_yaml_without_a_url_is_the_one_that_the_environment_names(monke
 
     defs = Wal3Store.resolve_from_yaml("{}").build_defs(ComponentTree.for_test().load_context)
 
-    assert (defs.resources or {})["store"].require_url() == "memory:here"
+    with build_resources(dict(defs.resources or {})) as made:
+        assert made.store.require_url() == "memory:here"

@@ -51,4 +51,6 @@ def test_pages_are_served_without_a_warning_and_end_with_ctrl_c(tmp_path: Path) 
         if program.poll() is None:
             os.killpg(program.pid, signal.SIGKILL)
             program.wait(30)
-    assert re.findall(r"(?im)^.*(?:warning|superseded|deprecated).*$", output.read_text()) == []
+    # At its first start, Dagster says that it retries no runs from before it.
+    said = re.sub(r".*WARNING.* No cursor for event type .*, ignoring older events", "", output.read_text())
+    assert re.findall(r"(?im)^.*(?:warning|superseded|deprecated).*$", said) == []

@@ -61,7 +61,7 @@ def test_partition_of_a_log_that_a_sweep_finds_damaged_is_red_until_it_is_sound(
     sound = run("", VERIFY.request_sweep(SCOPE))
 
     assert (request.job_name, request.partition_key) == ("verification_job", "gamma")
-    assert request.tags["wal3/reason"].startswith("a sweep found sound: 1 problem: fragment 1 ")
+    assert request.tags["wal3/reason"].startswith("a sweep found sound: 1 problem: fragment 1, offsets 1 to 3 ")
     assert (before["gamma"], red["gamma"]) == ("MATERIALIZED", "FAILED")
     assert {red[log] for log in known if log != "gamma"} == {"MATERIALIZED"}
     assert not shown.success
@@ -83,7 +83,7 @@ def test_page_of_a_damaged_log_shows_the_problem_and_the_next_command(
     assert newest.asset_observation is not None
     said = str(newest.asset_observation.description)
     command = shlex.join(["wal3", "--store", fleet.url, "scrub", "alpha"])
-    assert said.startswith("sound: 1 problem: fragment 1 ")
+    assert said.startswith("sound: 1 problem: fragment 1, offsets 1 to 3 ")
     assert said.endswith(f". Next: {command}")
     assert "file://" not in said.partition(". Next: ")[0]
     shown = {label: value.value for label, value in newest.asset_observation.metadata.items()}

@@ -82,13 +82,13 @@ def test_sound_log_verified_after_a_damaged_one_leaves_the_overview_red(run: Run
     evaluation = check["evaluation"]
     assert check["status"] == "FAILED"
     assert (evaluation["partition"], evaluation["severity"]) == (None, "ERROR")
-    assert evaluation["description"].startswith("gamma: 1 problem: fragment 1 ")
+    assert evaluation["description"].startswith("gamma: 1 problem: fragment 1, offsets 1 to 3 ")
     assert shlex.split(evaluation["description"].partition(". Next: ")[2])[-2:] == ["scrub", "gamma"]
     shown = {each["label"]: each.get("text") or each.get("table") for each in evaluation["metadataEntries"]}
-    assert shown["problem"].startswith("1 problem: fragment 1 ")
+    assert shown["problem"].startswith("1 problem: fragment 1, offsets 1 to 3 ")
     assert "repair gamma --from BACKUP_URL" in str(shown["remedy"]["records"])
     (row,) = map(json.loads, shown["bad logs"]["records"])
-    assert row["problem"].startswith("1 problem: fragment 1 ")
+    assert row["problem"].startswith("1 problem: fragment 1, offsets 1 to 3 ")
     assert (row["log"], shlex.split(row["next command"])[-2:]) == ("gamma", ["scrub", "gamma"])
 
 

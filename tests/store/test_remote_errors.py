@@ -190,10 +190,11 @@ def test_container_that_is_not_there_is_said_as_a_bucket_is() -> None:
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
 def test_commands_report_a_refusal_at_once_in_one_line(address: str, refusal: Refusal) -> None:
     url = f"s3://{refusal.code}/folder?endpoint=http://{address}"
-    for arguments, stdin in (
-        (["ls"], ""),
-        (["cat", "orders"], ""),
-        (["append", "--create", "orders"], '{"body": "b"}\n'),
+    for arguments, stdin, requests in (
+        # A policy may allow to list folders, and not all objects: both are asked for.
+        (["ls"], "", 2),
+        (["cat", "orders"], "", 1),
+        (["append", "--create", "orders"], '{"body": "b"}\n', 1),
     ):
         RefusingServer.requests.clear()
         result = CliRunner().invoke(cli, ["--store", url, *arguments], input=stdin)
@@ -202,7 +203,7 @@ def test_commands_report_a_refusal_at_once_in_one_line(address: str, refusal: Re
         assert (result.exit_code, result.stdout) == (2 if refusal.code == "NoSuchBucket" else 1, "")
         check_line(result.stderr.removesuffix("\n"), url)
         assert refusal.said in result.stderr
-        assert len(RefusingServer.requests) == 1
+        assert len(RefusingServer.requests) == requests
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from wal3_core.format.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.log.contents import is_of_log
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.store.documents.manifest_store import lost_manifest
-from wal3_core.store.object_store import ObjectStore, Versioned, a_store, log_store, share_of
+from wal3_core.store.object_store import ObjectMeta, ObjectStore, Versioned, a_store, log_store, share_of
 from wal3_core.store.retrying import reread_if_damaged, with_retries
 
 _TASKS_AHEAD = 16
@@ -85,9 +85,13 @@ class _Pages:
 
     def logs(self) -> Generator[str, None, str | None]:
         """Yield the logs; return the path behind which the listing no longer pays, None at its end."""
-        objects = self._store.list_objects(self._prefix, start_after=self._after)
+        start: str | None = self._after
+        objects: Iterator[ObjectMeta] = iter(())
         while self._num_requests <= _POOR_PAGES_MAX + self._num_found // _LOGS_OF_A_PAGE:
             try:
+                if start is not None:
+                    objects = self._store.list_objects(self._prefix, start_after=start)
+                    start = None
                 page = [meta.path for meta in islice(objects, _PAGE)]
             except UnavailableError:
                 # A folder may be denied that no log lies in: the listings of folders tell.
@@ -100,7 +104,7 @@ class _Pages:
                 return None
             if self._own and page[0].startswith(self._own):
                 # A page of one log, which may have thousands.
-                objects = self._store.list_objects(self._prefix, start_after=f"{self._own}{_LAST}")
+                start = f"{self._own}{_LAST}"
         return self._path
 
     def _logs_at(self, path: str) -> Iterator[str]:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 import sys
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec
@@ -88,28 +87,15 @@ class Seldom:
         self._logger = logger
         self._until_s = float("-inf")
         self._left_out = 0
-        # Held by the thread that looks at the clock; another one need not wait for it to know that it comes too soon.
-        self._lock = threading.Lock()
 
     def warn(self, text: str, *arguments: object) -> None:
-        """Log a message; from any thread."""
-        if not self._is_due():
+        """Log a message; from any thread. Two at once may both be warnings."""
+        now_s = self._runtime.monotonic_s()
+        if now_s < self._until_s:
             self._left_out += 1
             self._logger.debug(text, *arguments)
             return
-        left_out, self._left_out = self._left_out, 0
+        left_out, self._left_out, self._until_s = self._left_out, 0, now_s + _QUIET_S
         if left_out:
             text, arguments = f"{text} (and %d times since the last such warning)", (*arguments, left_out)
         self._logger.warning(text, *arguments)
-
-    def _is_due(self) -> bool:
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            now_s = self._runtime.monotonic_s()
-            is_due = now_s >= self._until_s
-            if is_due:
-                self._until_s = now_s + _QUIET_S
-            return is_due
-        finally:
-            self._lock.release()

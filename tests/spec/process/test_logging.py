@@ -297,22 +297,6 @@ def test_passwords_and_signatures_are_left_out(
     assert caplog.messages == [clean]
 
 
-def test_of_two_threads_that_warn_at_once_one_does(caplog: pytest.LogCaptureFixture) -> None:
-    class Meanwhile(ThreadRuntime):
-        def monotonic_s(self) -> float:
-            if threading.current_thread() is threading.main_thread():
-                other = threading.Thread(target=seldom.warn, args=("of the other",))
-                other.start()
-                other.join(WAIT_S_MAX)
-            return super().monotonic_s()
-
-    seldom = Seldom(Meanwhile(), logging.getLogger("wal3.writer"))
-    seldom.warn("of this one")
-
-    [warning] = caplog.messages
-    assert warning.startswith("of this one")
-
-
 def test_handler_that_raises_leaves_appends_their_outcomes(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
