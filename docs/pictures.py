@@ -115,6 +115,11 @@ for (let each of document.querySelectorAll('button')) {
 """
 # One group after the other: the graph is arranged again each time.
 EXPAND = "document.querySelector('foreignObject [aria-label=unfold_more]')?.click()"
+# A double click beside the graph shows all of it.
+FIT = """
+const beside = new MouseEvent('dblclick', {bubbles: true, clientX: innerWidth - 300, clientY: innerHeight - 200});
+document.querySelector('foreignObject').closest('svg').parentElement.dispatchEvent(beside);
+"""
 CLICK = "[...document.querySelectorAll('button')].find(each => each.textContent === arguments[0]).click()"
 SCROLL = """
 const plots = [...document.querySelectorAll('div:has(> div > div > canvas)')];
@@ -304,11 +309,13 @@ def run_jobs() -> None:
 
 def take_dagster(url: str) -> None:
     """Take the pictures of Dagster's UI."""
-    with browser(1600, 900) as window:
+    with browser(2200, 1900) as window:
         show(window, f"{url}/asset-groups", "document.querySelectorAll('foreignObject').length >= 7")
         for _ in range(GROUPS):
             window.execute_script(EXPAND)
             wait_until(window, "true")
+        window.execute_script(FIT)
+        wait_until(window, "document.querySelectorAll('foreignObject').length >= 19")
         window.execute_script(HIDE)
         take(window, "asset-graph.png", window.execute_script(BOX, "foreignObject", "", 16))
     with browser(1240, 640) as window:

@@ -22,6 +22,7 @@ from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.dirty_logs.sensors import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.framework.scope import LOGS_NAME, RUN_KEY_TAG, StoreScope
+from wal3_orchestration.framework.triggers import SensorCursor
 from wal3_orchestration.resources import RollUpResource, StoreResource
 
 if TYPE_CHECKING:
@@ -52,11 +53,15 @@ class DemoRuns:
         return self._instance.get_dynamic_partitions(LOGS_NAME)
 
     def discover(self) -> int:
-        """Tick the discovery sensor and do the runs it requests; return how many."""
-        requests = self.tick(discover)
-        for request in requests:
-            self.start(request)
-        return len(requests)
+        """Tick the discovery sensor until it has looked at all logs, and do the runs it requests; return how many."""
+        count = 0
+        while True:
+            requests = self.tick(discover)
+            for request in requests:
+                self.start(request)
+            count += len(requests)
+            if not SensorCursor.from_cursor(self._cursors[discover]).after:
+                return count
 
     def roll_up(self) -> list[str]:
         """Tick the sensor on the dirty logs until nothing is due, and do the runs it asks for; return their logs."""
