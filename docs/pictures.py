@@ -37,6 +37,7 @@ from tests.programs import Program
 from tests.s3_server import free_port
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogReader, LogWriter, Message, open_store
+from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs.discovery import JOB as MANIFESTS
 from wal3_orchestration.defs.found_bad import requests_of
 from wal3_orchestration.defs.verification import JOB as VERIFICATION
@@ -226,12 +227,7 @@ def show_dagster() -> None:
 
 def show_log() -> None:
     """Let a log grow while its consumers read, with a look by Dagster now and then; take a picture of its plots."""
-    folder = BUILD / "log"
-    shutil.rmtree(folder, ignore_errors=True)
-    place(folder)
-    store = open_store(os.environ["WAL3_STORE"])
-    with DagsterInstance.get() as instance:
-        runs = DemoRuns(instance)
+    with fresh(BUILD / "log") as (store, _, runs):
         for number in range(1, 9):
             append(store, "orders", [Message(b"x" * 40 * number)] * (20 + 10 * number))
             end = LogReader.open(store, "orders").manifest().next.position.offset
@@ -244,12 +240,8 @@ def show_log() -> None:
 
 def show_damage() -> None:
     """Damage two of some logs, let a sweep find it, and show a check, a partition, and the tables of the fleet."""
-    folder, scope = BUILD / "damage", StoreScope()
-    shutil.rmtree(folder, ignore_errors=True)
-    place(folder)
-    store = open_store(os.environ["WAL3_STORE"])
-    with DagsterInstance.get() as instance:
-        runs = DemoRuns(instance)
+    scope = StoreScope()
+    with fresh(BUILD / "damage") as (store, instance, runs):
         for number in range(1, 4):
             for place_of, log in enumerate(("orders", *(f"devices/{each:02}" for each in range(8)))):
                 append(store, log, [Message(b"x" * 300)] * (10 + 7 * place_of * number))
@@ -274,6 +266,15 @@ def place(folder: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     (home / "dagster.yaml").write_text(settings())
     os.environ |= {"WAL3_STORE": (folder / "store").as_uri(), "DAGSTER_HOME": str(home)}
+
+
+@contextmanager
+def fresh(folder: Path) -> Iterator[tuple[ObjectStore, DagsterInstance, DemoRuns]]:
+    """Begin with an empty store and an empty instance in a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    place(folder)
+    with DagsterInstance.get() as instance:
+        yield open_store(os.environ["WAL3_STORE"]), instance, DemoRuns(instance)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class Wal3Store(Component, Resolvable):
     """Everything that looks after one store of logs: assets, checks, sensors and schedules.
 
     ``store`` is its URL, WAL3_STORE without it. ``collection`` and ``rollup`` are fields of these resources. The other
-    fields are those of ``wal3_definitions``.
+    fields are those of ``wal3_definitions``, which takes ``lineage`` and Spark's resource as well.
     """
 
     store: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from dagster import (
     build_sensor_context,
 )
 
+from tests.orchestration.webhook import Webhook
 from wal3_core import LogWriter, open_store
 
 # The code location does not load without a store; each test names its own.
@@ -30,6 +32,7 @@ from dagster import ExecuteInProcessResult, RunRequest
 
 from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.alerts import ALERT_VARIABLE
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.deployment import settings
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
@@ -128,6 +131,16 @@ def run(instance: DagsterInstance) -> Run:
         )
 
     return execute
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    """A webhook that the environment names."""
+    with Webhook() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv(ALERT_VARIABLE, server.url)
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture

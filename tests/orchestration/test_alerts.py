@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,26 +14,22 @@ from dagster import (
 )
 
 from tests.orchestration.run_requests import run_request
-from tests.orchestration.webhook import Webhook
 from tests.stores import life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, UnavailableError
 from wal3_core.store.object_store import ObjectStore
 from wal3_orchestration.defs import alerts
-from wal3_orchestration.defs.alerts import ALERT_VARIABLE, TRIES_MAX, alert, post
+from wal3_orchestration.defs.alerts import TRIES_MAX, alert, post
 from wal3_orchestration.framework.scope import LOGS_NAME, StoreScope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
 
+    from tests.orchestration.webhook import Webhook
 
-@pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "PAUSE_S", 0.0)
-    with Webhook() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv(ALERT_VARIABLE, server.url)
-        yield server
-        server.shutdown()
 
 
 def _alert(instance: DagsterInstance, result: ExecuteInProcessResult, scope: StoreScope | None = None) -> str:

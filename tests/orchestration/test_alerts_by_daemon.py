@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -12,24 +10,15 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from tests.orchestration.daemons import eventually, running_daemon
-from tests.orchestration.webhook import Webhook
 from wal3_core.store.object_store import ObjectStore
-from wal3_orchestration.defs.alerts import ALERT_VARIABLE
 
 if TYPE_CHECKING:
     from conftest import Write
 
+    from tests.orchestration.webhook import Webhook
+
 
 ALERTS = ("failed_run_alert", "failed_check_alert")
-
-
-@pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
-    with Webhook() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv(ALERT_VARIABLE, server.url)
-        yield server
-        server.shutdown()
 
 
 def _begun(instance: DagsterInstance) -> dict[str, float]:

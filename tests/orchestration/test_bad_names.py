@@ -45,7 +45,7 @@ def _prune(store: ObjectStore, log: str, offset: int) -> None:
     assert isinstance(collector.prune(collector.announce(collector.plan(offset))), PrunedGarbage)
 
 
-def _evaluate(instance: DagsterInstance, sensor: triggers.Tick, **resources: object) -> list[RunRequest]:
+def _evaluate(instance: DagsterInstance, sensor: triggers.Evaluate, **resources: object) -> list[RunRequest]:
     with build_sensor_context(instance, resources=resources) as context:
         result = sensor(StoreScope(), context)
     assert isinstance(result, SensorResult)

@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 
 SCOPE = StoreScope()
 QUEUE = "queues/mail"
+EMPTY = QueueStats(
+    pending=0,
+    due=0,
+    scheduled=0,
+    leased=0,
+    dead=0,
+    bytes=0,
+    oldest_due_us=None,
+    oldest_enqueued_us=None,
+    next_deadline_us=None,
+    last_id=0,
+    waiting=0,
+)
 
 
 def configured(**limits: float) -> dict[str, Any]:
@@ -225,23 +238,9 @@ def test_queue_is_judged_again_once_a_day_and_every_six_hours_while_a_check_fail
 ) -> None:
     monkeypatch.undo()
     hours_us = [hour * 3600 * 10**6 for hour in range(48)]
-    empty = QueueStats(
-        pending=0,
-        due=0,
-        scheduled=0,
-        leased=0,
-        dead=0,
-        bytes=0,
-        oldest_due_us=None,
-        oldest_enqueued_us=None,
-        next_deadline_us=None,
-        last_id=0,
-        waiting=0,
-    )
-
     states = [
         {QueueProbe(log="a", now_us=now_us, stats=stats).state(CollectionResource()) for now_us in hours_us}
-        for stats in (empty, replace(empty, dead=1))
+        for stats in (EMPTY, replace(EMPTY, dead=1))
     ]
 
     assert [len(found) for found in states] == [2, 8]
@@ -250,21 +249,7 @@ def test_queue_is_judged_again_once_a_day_and_every_six_hours_while_a_check_fail
 
 def test_item_whose_lease_ended_is_due_also_when_no_broker_runs() -> None:
     now_us = 10**16
-    stats = QueueStats(
-        pending=0,
-        due=0,
-        scheduled=0,
-        leased=2,
-        dead=0,
-        bytes=0,
-        oldest_due_us=None,
-        oldest_enqueued_us=None,
-        next_deadline_us=None,
-        last_id=2,
-        waiting=0,
-        ended=1,
-        oldest_ended_us=now_us - 4000 * 10**6,
-    )
+    stats = replace(EMPTY, leased=2, last_id=2, ended=1, oldest_ended_us=now_us - 4000 * 10**6)
     probe = QueueProbe(log="a", now_us=now_us, stats=stats)
 
     numbers = probe.numbers()

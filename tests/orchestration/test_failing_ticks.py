@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from dagster import (
@@ -33,22 +33,15 @@ from dagster._core.scheduler.instigation import (
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._utils.error import SerializableErrorInfo
 
-from tests.orchestration.webhook import Webhook
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.alerts import ALERT_VARIABLE, SENSOR_TICKS, TICKS_AGAIN_S, alert, alert_ticks
+from wal3_orchestration.defs.alerts import SENSOR_TICKS, TICKS_AGAIN_S, alert, alert_ticks
 from wal3_orchestration.framework.scope import StoreScope
+
+if TYPE_CHECKING:
+    from tests.orchestration.webhook import Webhook
 
 FAILED, GOOD = TickStatus.FAILURE, TickStatus.SKIPPED
 SENSOR, SCHEDULE = InstigatorType.SENSOR, InstigatorType.SCHEDULE
-
-
-@pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
-    with Webhook() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv(ALERT_VARIABLE, server.url)
-        yield server
-        server.shutdown()
 
 
 class Ticks:

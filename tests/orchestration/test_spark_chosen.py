@@ -10,7 +10,7 @@ from tests.orchestration.checked import recorded_by
 from wal3_orchestration.defs.garbage_collection.assets import PLANNING
 from wal3_orchestration.framework import step
 from wal3_orchestration.framework.scope import StoreScope
-from wal3_orchestration.framework.step import HERE, ON_SPARK, Work
+from wal3_orchestration.framework.step import HERE, ON_SPARK, WorkDone
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -43,7 +43,7 @@ def test_many_small_logs_are_done_without_spark(known: list[str], run: Run, inst
 
 
 def test_what_is_left_is_estimated_by_the_logs_that_were_done() -> None:
-    work = Work()
+    work = WorkDone()
     assert work.left_s(1_000) == 0
 
     work.num_logs[HERE], work.here_s = 64, 32.0

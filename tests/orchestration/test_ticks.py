@@ -23,7 +23,7 @@ from wal3_orchestration.framework.triggers import (
     LOGS_PER_TICK_MAX,
     LogSensor,
     SensorCursor,
-    Tick,
+    TickBudget,
 )
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -50,7 +50,7 @@ class Going:
         """Return which logs a tick has looked at."""
         self.read = []
         with build_sensor_context(self._instance) as context:
-            self.cursor = Tick(SCOPE, context, "a", self.cursor).go_over(self.cursor, LOGS, self._look)
+            self.cursor = TickBudget(SCOPE, context, "a", self.cursor).go_over(self.cursor, LOGS, self._look)
         return self.read
 
     def fail(self) -> list[str]:

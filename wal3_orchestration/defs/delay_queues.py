@@ -29,7 +29,7 @@ from wal3_orchestration.framework.store import LogState, UnreadableLog, map_logs
 from wal3_orchestration.framework.triggers import (
     LogSensor,
     SensorCursor,
-    Tick,
+    TickBudget,
     Workflow,
     is_quick,
     next_attempts,
@@ -228,7 +228,7 @@ def observe_queues(scope: StoreScope, context: SensorEvaluationContext) -> Senso
     cursor, limits = SensorCursor.from_cursor(context.cursor), scope.collection(context)
     if cursor.rests(period_s=limits.queue_period_s):
         return SensorResult(skip_reason="the next look at the queues is not due yet", cursor=context.cursor)
-    tick, known = Tick(scope, context, QUEUE, cursor), scope.known_logs(context.instance)
+    tick, known = TickBudget(scope, context, QUEUE, cursor), scope.known_logs(context.instance)
     # Of many logs, discovery knows which are queues.
     logs = known if is_quick(len(known)) else scope.known_queues(context.instance)
     store, large, probes = open_known(scope, context), list[LogState](), list[QueueProbe]()

@@ -56,7 +56,7 @@ from wal3_orchestration.framework.triggers import (
     PERIOD_S_MAX,
     LogSensor,
     SensorCursor,
-    Tick,
+    TickBudget,
     Workflow,
     is_queued,
     is_quick,
@@ -153,7 +153,7 @@ class _Discovery:
         self._scope = scope
         self._context = context
         self._cursor = cursor.begun()
-        self._tick = Tick(scope, context, DISCOVERY.name, cursor)
+        self._tick = TickBudget(scope, context, DISCOVERY.name, cursor)
         # In the order in which logs are listed.
         self._known = sorted(scope.known_logs(context.instance), key=_folder)
         self._records = LogRecords(scope, context.instance, MANIFEST.name)

@@ -21,8 +21,6 @@ from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSchedule, LogSensor, Workflow, go_over_logs
 
-# Repacking one log is work enough for a run.
-RUNS_OF_ONE_LOG_MAX = 16
 REASON = "the tree of snapshots is lopsided"
 
 
@@ -84,16 +82,7 @@ def find_lopsided(scope: StoreScope, context: SensorEvaluationContext) -> Sensor
                 keys[log] = f"{log}/{hashlib.sha256(named.encode()).hexdigest()}"
         return keys
 
-    nothing = "none with a lopsided tree"
-    return go_over_logs(
-        scope,
-        context,
-        find,
-        job=JOB,
-        reason=REASON,
-        nothing=nothing,
-        alone_max=RUNS_OF_ONE_LOG_MAX,
-    )
+    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing="none with a lopsided tree")
 
 
 COMPACTED = LogAsset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
@@ -26,7 +26,7 @@ from dagster import (
 
 from wal3_core.compaction.reports import Retried
 from wal3_orchestration.framework.log_records import KnownProblem, LogRecord
-from wal3_orchestration.framework.readable import shortened, text_of
+from wal3_orchestration.framework.readable import is_number, shortened, text_of
 from wal3_orchestration.framework.runbook import Section, command, find_remedy, link, remedy
 from wal3_orchestration.framework.scope import StoreScope
 
@@ -199,11 +199,7 @@ def evaluate(scope: StoreScope, found: CheckFindings, retried: Retried | None = 
 
 def _unplotted(values: Mapping[str, Value]) -> dict[str, Value]:
     """Write numbers as text: a plot would mix the logs that each run speaks of."""
-    return {label: text_of(label, value) if _is_number(value) else value for label, value in values.items()}
-
-
-def _is_number(value: Value) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return {label: text_of(label, value) if is_number(value) else value for label, value in values.items()}
 
 
 def _sentence(scope: StoreScope, found: CheckFindings) -> str:
@@ -264,9 +260,7 @@ def observe_bad(scope: StoreScope, result: CheckResult) -> AssetObservation:
     return AssetObservation(
         scope.key(check.asset),
         partition=log,
-        description=(
-            f"{check.name}: {shortened(result.problem or '')}. Next: {command(scope, check.next_command, log)}"
-        ),
+        description=f"{check.name}: {advice['problem']}. Next: {advice['next_command']}",
         metadata=advice,
     )
 

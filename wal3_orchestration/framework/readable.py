@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from rich.filesize import decimal
 
@@ -39,11 +40,16 @@ def text_of(label: str, value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether Dagster plots a value; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def beside(metadata: Mapping[str, object]) -> dict[str, str]:
     """Return labels and values for people, for the sizes and durations among numbers that plot."""
     said: dict[str, str] = {}
     for label, value in metadata.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        if not is_number(value) or not value:
             continue
         plain = label.replace("_", " ")
         named = re.sub(r" (s|\(s\))$", "", re.sub(r"(?<!\S)bytes(?!\S)", "size", plain))

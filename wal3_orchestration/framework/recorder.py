@@ -50,7 +50,7 @@ from wal3_orchestration.framework.checks import (
     table,
 )
 from wal3_orchestration.framework.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.framework.readable import beside, duration, size
+from wal3_orchestration.framework.readable import beside, duration, is_number, size
 from wal3_orchestration.framework.runbook import Section, address, command
 from wal3_orchestration.framework.scope import REASON_TAG, ROLLED_UP
 from wal3_orchestration.framework.step import SAID_ONCE, Failures, Step, slices
@@ -462,7 +462,7 @@ def _over_time(step: Step, result: LogResult) -> AssetObservation:
     numbers = {
         f"{result.log}: {label}": value
         for label, value in result.metadata.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and label.partition("/")[0] in _PLOTTED
+        if is_number(value) and label.partition("/")[0] in _PLOTTED
     }
     return AssetObservation(step.key, partition=result.log, metadata=numbers, tags=_version_tag(result))
 

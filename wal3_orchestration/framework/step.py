@@ -66,7 +66,7 @@ def slices(logs: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class WorkDone:
     """How the work of a step was done: where, for how many logs, and how long it took; all its slices share it.
 
     ``start_s`` is how long Spark took to start, and ``retried`` what it ran again, if it was used.
@@ -81,8 +81,9 @@ class Work:
         """Estimate how long the logs that are left would take in this process; 0 when none was done yet."""
         return self.here_s * num_left / self.num_logs[HERE] if self.num_logs[HERE] else 0.0
 
-    def took_again(self, retried: Retried) -> None:
-        """Add what Spark ran again."""
+    def add_spark(self, num_logs: int, retried: Retried) -> None:
+        """Add logs that Spark did the work for, and what it ran again."""
+        self.num_logs[ON_SPARK] += num_logs
         self.retried = retried if self.retried is None else self.retried + retried
 
     def said(self) -> dict[str, str]:
@@ -108,7 +109,7 @@ class Step:
     swept: bool = False
     last: bool = True
     num_all: int | None = None
-    work: Work = field(default_factory=Work, compare=False)
+    work: WorkDone = field(default_factory=WorkDone, compare=False)
 
     @classmethod
     def of_sweep(cls, scope: StoreScope, context: OpExecutionContext, asset: str, *, last: bool) -> Step:
@@ -184,8 +185,7 @@ class Step:
         rest = list(self.logs[done or 0 :])
         if rest:
             swept = on_spark(*self.spark(), rest)
-            self.work.num_logs[ON_SPARK] += len(rest)
-            self.work.took_again(swept.retried)
+            self.work.add_spark(len(rest), swept.retried)
             yield from ((each, ON_SPARK) for each in swept)
 
     def records(self, asset: str) -> dict[str, LogRecord]:

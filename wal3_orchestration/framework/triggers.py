@@ -39,7 +39,7 @@ from pydantic import BaseModel, ValidationError
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.store.object_store import ObjectStore
-from wal3_orchestration.framework.assets import RUNS_OF_ONE_LOG_MAX, LogAsset, LogJob, StoreJob, request_runs
+from wal3_orchestration.framework.assets import LogAsset, LogJob, StoreJob, request_runs
 from wal3_orchestration.framework.scope import LOG_TAG, RUN_KEY_TAG, StoreScope
 from wal3_orchestration.framework.store import open_known
 
@@ -103,7 +103,7 @@ class SensorCursor(BaseModel, frozen=True):
 AnyCursor = TypeVar("AnyCursor", bound=SensorCursor)
 
 
-class Tick:
+class TickBudget:
     """A tick of a sensor: its time, and how many logs it may look at. It halves with each tick before it that failed.
 
     When even one log was too much, ``leave_out`` is true: that log is left to the next round.
@@ -311,7 +311,11 @@ class Workflow:
         )
 
 
-def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
+# Compacting one log is work enough for a run: so many get runs of their own.
+COMPACTED_ALONE_MAX = 16
+
+
+def go_over_logs(
     scope: StoreScope,
     context: SensorEvaluationContext,
     find: Callable[[ObjectStore, list[str]], Mapping[str, str]],
@@ -319,14 +323,13 @@ def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
     job: LogJob,
     reason: str,
     nothing: str,
-    alone_max: int = RUNS_OF_ONE_LOG_MAX,
 ) -> SensorResult:
     """Look at as many logs as are due in this tick; ask for the runs that ``find`` says they need, by log and key."""
     cursor = SensorCursor.from_cursor(context.cursor)
     if cursor.rests():
         said = f"{cursor.num_logs} logs, the next look at all of them is not due yet"
         return SensorResult(skip_reason=said, cursor=context.cursor)
-    tick, logs = Tick(scope, context, job.name, cursor), sorted(scope.known_logs(context.instance))
+    tick, logs = TickBudget(scope, context, job.name, cursor), sorted(scope.known_logs(context.instance))
     store, found, num_read = open_known(scope, context), dict[str, str](), 0
 
     def look(some: list[str]) -> None:
@@ -335,7 +338,7 @@ def go_over_logs(  # noqa: PLR0913 - all that differs between sensors
         num_read += len(some)
 
     after = tick.go_over(cursor, logs, look)
-    requests = next_attempts(context.instance, request_runs(scope, job, found, reason, alone_max=alone_max))
+    requests = next_attempts(context.instance, request_runs(scope, job, found, reason, alone_max=COMPACTED_ALONE_MAX))
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{num_read} logs, {nothing}",

@@ -38,7 +38,7 @@ from wal3_orchestration.framework.log_records import LogRecord
 from wal3_orchestration.framework.recorder import IDLE, LogResult, Recorder, known_problems, latest, refused, value_of
 from wal3_orchestration.framework.runbook import Section
 from wal3_orchestration.framework.scope import COLLECT_TAG
-from wal3_orchestration.framework.step import ON_SPARK, Step
+from wal3_orchestration.framework.step import Step
 from wal3_orchestration.framework.triggers import LogSchedule
 from wal3_orchestration.resources import CollectionResource
 
@@ -344,8 +344,7 @@ def delete(step: Step, store: ObjectStore, recorder: Recorder) -> None:
         done = delete_objects(*step.spark(), documents, options)
         parts = ((due, [each for each in done if each.log == due.log]) for due in large)
         results = [_deleted(due.log, due.garbage, due.waiting, part) for due, part in parts]
-        step.work.num_logs[ON_SPARK] += len(large)
-        step.work.took_again(done.retried)
+        step.work.add_spark(len(large), done.retried)
         recorder.add(results)
 
 

@@ -38,7 +38,7 @@ from wal3_orchestration.framework.triggers import (
     PERIOD_S_MAX,
     LogSensor,
     SensorCursor,
-    Tick,
+    TickBudget,
     attempt_s,
     is_quick,
     next_attempts,
@@ -155,10 +155,10 @@ class DeletionCursor(SensorCursor, frozen=True):
 
 def request_deletion(scope: StoreScope, context: SensorEvaluationContext) -> SensorResult:
     """Request runs for the logs with garbage whose interval is over by the store's clock; no run sleeps for it."""
-    return _Deletion(scope, context).result()
+    return _DueDeletions(scope, context).result()
 
 
-class _Deletion:
+class _DueDeletions:
     """One evaluation of the sensor: what became due, what is due and still there, and a part of the round."""
 
     def __init__(self, scope: StoreScope, context: SensorEvaluationContext) -> None:
@@ -182,7 +182,10 @@ class _Deletion:
             # It may have these logs. Another one would wait for it, and find nothing left.
             said = "a sweep that deletes garbage is under way"
             return SensorResult(skip_reason=said, cursor=self._context.cursor)
-        tick, known = Tick(self._scope, self._context, "deletion", cursor), sorted(self._scope.known_logs(instance))
+        tick, known = (
+            TickBudget(self._scope, self._context, "deletion", cursor),
+            sorted(self._scope.known_logs(instance)),
+        )
         store, num_read = open_known(self._scope, self._context), 0
 
         def look(logs: list[str]) -> None:

@@ -287,8 +287,7 @@ def merge_compactions(step: Step, store: ObjectStore, recorder: Recorder) -> Non
             transient = result.refusal is not None and result.refusal.transient
             checked = [] if transient else [compaction_proof.result(log, problem)]
             if retried is not None:
-                step.work.num_logs[ON_SPARK] += 1
-                step.work.took_again(retried)
+                step.work.add_spark(1, retried)
             # Recorded at once: a step that dies later does not merge the log again.
             recorder.add([result], checked)
     merged = ordered.keys() - unreadable.keys() - unsure.keys()

@@ -17,8 +17,6 @@ from wal3_orchestration.framework.scope import StoreScope
 from wal3_orchestration.framework.store import read_manifests
 from wal3_orchestration.framework.triggers import LogSensor, go_over_logs
 
-# Merging one log is work enough for a run.
-RUNS_OF_ONE_LOG_MAX = 16
 REASON = "a key compaction is due"
 # Interval after which a log whose run has failed is asked for again.
 AGAIN_S = 24 * 60 * 60
@@ -47,16 +45,7 @@ def find_due(scope: StoreScope, context: SensorEvaluationContext) -> SensorResul
             keys[plan.log] = f"{plan.log}/{plan.log_id}/{plan.clean_limit}-{plan.expired_below}/{last}-{day}"
         return keys
 
-    nothing = "no key compaction is due"
-    return go_over_logs(
-        scope,
-        context,
-        find,
-        job=JOB,
-        reason=REASON,
-        nothing=nothing,
-        alone_max=RUNS_OF_ONE_LOG_MAX,
-    )
+    return go_over_logs(scope, context, find, job=JOB, reason=REASON, nothing="no key compaction is due")
 
 
 DUE = LogSensor(
